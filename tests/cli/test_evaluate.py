@@ -102,7 +102,7 @@ def test_an_unfinished_run_is_said_to_be_one(fedkeep: Command, monkeypatch: pyte
 
 
 def test_an_unknown_split(refused: Callable[..., str], run_folder: Path) -> None:
-    message = "Error: --split wants one of train, valid, test; got 'tests'. Did you mean 'test'?"
+    message = "Error: --split wants 'train', 'valid' or 'test'; got 'tests'. Did you mean 'test'?"
     assert refused("evaluate", "r", "--split", "tests") == message
 
 

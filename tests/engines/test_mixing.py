@@ -182,9 +182,7 @@ def test_a_model_that_cannot_run_mixes_nothing() -> None:
 
 
 def test_a_run_warns_and_goes_on() -> None:
-    with pytest.warns(
-        UserWarning, match="^The model predicts otherwise for an example when others are in its batch"
-    ):
+    with pytest.warns(UserWarning, match="predicts otherwise .* when others are in its batch"):
         simulate(Small(lambda h: h - h.mean(0)), methods.fedavg(), numbers(), rounds=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -192,7 +190,5 @@ def test_a_run_warns_and_goes_on() -> None:
 
 
 def test_a_phase_that_trains_nothing_is_named() -> None:
-    with pytest.warns(
-        UserWarning, match="^A phase of 'fedrep' trains 'federated' parameters, and the split leaves none"
-    ):
+    with pytest.warns(UserWarning, match="^A phase of 'fedrep' trains 'federated' .* leaves none"):
         simulate(Small(torch.relu), methods.fedrep("*"), numbers(), rounds=1)

@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,11 +65,11 @@ def test_a_comparison_in_processes_of_ones_own(
 
 
 @dataclass(frozen=True)
-class Errand:
+class Errand(places.Written):
     """Leaves a file, or fails as it is told."""
 
     name: str
-    folder: Path
+    folder: places.WrittenPath
     does: str = ""
 
     def __call__(self, *, alone: bool, progress: bool | None) -> None:
@@ -79,13 +79,6 @@ class Errand:
             (self.folder / "died").touch()
             os._exit(9)
         (self.folder / self.name).write_text(f"{os.getpid()} {alone} {progress}")
-
-    def to_plain(self) -> dict[str, Any]:
-        return {"name": self.name, "folder": str(self.folder), "does": self.does}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Errand:
-        return cls(plain["name"], Path(plain["folder"]), plain["does"])
 
 
 @pytest.fixture(autouse=True)

@@ -14,12 +14,11 @@ from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments import progress
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
-from fedkeep.flower import node_context as nodes
+from fedkeep.flower import client_app as nodes
 from fedkeep.flower import server_app
-from fedkeep.flower.client_app import serve
+from fedkeep.flower.client_app import NODE_CONFIG, serve
 from fedkeep.flower.grid import GridTransport
 from fedkeep.flower.local import local_of, read_status, rounds_done
-from fedkeep.flower.node_context import NODE_CONFIG
 from fedkeep.flower.packet_records import from_records, to_records
 from fedkeep.flower.served import federation_of
 from fedkeep.remote import Packet

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from fedkeep.cli import app
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.run_files import read_commit, read_info
-from fedkeep.flower import node_context as nodes
+from fedkeep.flower import client_app as nodes
 from fedkeep.flower import server_app
 from fedkeep.flower.grid import GridTransport
 from fedkeep.flower.keys import make_keys

@@ -28,7 +28,7 @@ from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.predicting import predict_table
-from fedkeep.flower import node_context
+from fedkeep.flower import client_app
 from fedkeep.flower.client_app import serve
 from fedkeep.flower.grid import GridTransport
 from fedkeep.flower.keys import make_keys
@@ -134,9 +134,9 @@ trusted = ["../keys/signer.pub"]
         return lines
 
     def train(self, sites: tuple[str, ...] = SITES, only: Any = "") -> None:
-        node_context._configured.cache_clear()
+        client_app._configured.cache_clear()
         contexts = [
-            context(7 + k, **{node_context.NODE_CONFIG: str(self.folder / name / "node.toml")})
+            context(7 + k, **{client_app.NODE_CONFIG: str(self.folder / name / "node.toml")})
             for k, name in enumerate(sites)
         ]
         made = replace(federation_of(self.text), clients=len(sites))

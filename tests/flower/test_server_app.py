@@ -3,7 +3,7 @@
 import pytest
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.flower import node_context as nodes
+from fedkeep.flower import client_app as nodes
 from fedkeep.flower import server_app
 from fedkeep.flower.local import read_status
 from tests.flower.loopback import Loopback

@@ -8,7 +8,6 @@ from flwr.cli.build import build_fab_from_disk
 from fedkeep.core.errors import ConfigError
 from fedkeep.data.preparation import Rules
 from fedkeep.flower import client_app
-from fedkeep.flower import node_context as nodes
 from fedkeep.flower.grid import GridTransport
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.project import new_project
@@ -21,7 +20,7 @@ from tests.flower.test_apps import federation
 
 @pytest.fixture(autouse=True)
 def _no_nodes():
-    nodes._configured.cache_clear()
+    client_app._configured.cache_clear()
 
 
 def signed_files(folder, text):

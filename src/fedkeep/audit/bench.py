@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from fedkeep.remote.transport import MemoryTransport, Serve
 from fedkeep.store import Default, Lines
 
 FIRST = "node-0"
+K = TypeVar("K")
 
 
 class Item(NamedTuple):
@@ -415,7 +416,7 @@ def adapting(work: Packet) -> Packet:
     return Packet({**work.header, "orders": orders}, work.tensors)
 
 
-def changed(one: Mapping[Item, Tensor], other: Mapping[Item, Tensor]) -> list[Item]:
+def changed(one: Mapping[K, Tensor], other: Mapping[K, Tensor]) -> list[K]:
     """Return what differs in any bit, or is in one of them alone."""
     return [k for k in {**one, **other} if k not in one or k not in other or not same(one[k], other[k])]
 

@@ -217,7 +217,7 @@ def look_at_adapting(audit: Looking) -> None:
 def _begun(audit: Looking, data: FederatedData, other: FederatedData, label: str) -> None:
     """See whether a server of a simulation looks into the data that it is handed as the list of clients."""
     one, two = (on_server.begun(audit.bench, each) for each in (data, other))
-    for name in on_server.differing(one, two):
+    for name in changed(one, two):
         audit.note(f"server/{name}", label, "in the server's first state", of_client=False)
 
 
@@ -231,5 +231,5 @@ def look_at_memory(audit: Looking) -> None:
         audit.bench.once(step.work, everything)
     after = on_server.followed(audit.bench, audit.heard)
     for one, two in zip(audit.before, after, strict=True):
-        for name in on_server.differing(one, two):
+        for name in changed(one, two):
             audit.note(f"server/{name}", "something besides uploads", "in this process", of_client=False)

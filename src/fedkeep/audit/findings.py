@@ -82,6 +82,12 @@ class Finding:
     how: str = ""
     by: str = ""
 
+    @property
+    def told(self) -> str:
+        """What it changes with, what the change looks like, and what declares it."""
+        said = ", ".join(word for word in (self.how, self.by) if word)
+        return self.source + (f" ({said})" if said else "")
+
     def __str__(self) -> str:
         how = f" ({self.how})" if self.how else ""
         return f"{self.leaves} changes with {self.source}{how}"

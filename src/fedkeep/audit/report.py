@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedkeep.audit.findings import NOT_COVERED, WORDS, Finding, Leaving
+from fedkeep.core.grouping import by_key
 from fedkeep.report.blocks import Content, Section, Text
 from fedkeep.report.page import to_markdown_page
 from fedkeep.report.tables import Table
@@ -78,7 +79,7 @@ class AuditReport:
         found = [
             Text(WHAT),
             Text(f"{'Nothing leaves undeclared. ' * self.ok}{verdict}"),
-            *(Text(f"LEAK: {line}", warning=True) for line in grouped(self.leaks)),
+            *(Text(f"LEAK: {line}", warning=True) for line in together(self.leaks)),
             *(Text(f"NOT looked at: {text}.", warning=True) for text in self.missed),
             *([Text(undeclared, warning=True)] if self.leaks else []),
             Text(searched(self)),
@@ -91,7 +92,7 @@ class AuditReport:
             Section("words", "What the verdicts mean", tuple(map(Text, MEANS)), folded=True),
         ]
         for verdict in ("declared", "gradients"):
-            if lines := grouped(f for f in self.findings if f.verdict == verdict):
+            if lines := together(f for f in self.findings if f.verdict == verdict):
                 title = f"What changes, {WORDS[verdict]}"
                 sections.insert(2, Section(verdict, title, tuple(map(Text, lines))))
         looked = tuple(Text(f"Changed: {source}.") for source in self.sources)
@@ -132,16 +133,11 @@ def searched(report: AuditReport) -> str:
     return f"The messages' very bytes were searched for canaries, as they travel in {forms}: {outcome}."
 
 
-def grouped(findings: Iterable[Finding]) -> list[str]:
+def together(findings: Iterable[Finding]) -> list[str]:
     """Return a line for each thing that left, with what it changes with; those that change alike have one line."""
-    by_label: dict[str, list[str]] = {}
-    for one in findings:
-        said = ", ".join(word for word in (one.how, one.by) if word)
-        by_label.setdefault(one.leaves, []).append(one.source + (f" ({said})" if said else ""))
-    together: dict[tuple[str, ...], list[str]] = {}
-    for label, sources in by_label.items():
-        together.setdefault(tuple(sources), []).append(label)
-    return [f"{', '.join(labels)} with {'; '.join(_merged(sources))}" for sources, labels in together.items()]
+    by_label = by_key((one.leaves, one.told) for one in findings)
+    alike = by_key((tuple(told), label) for label, told in by_label.items())
+    return [f"{', '.join(labels)} with {'; '.join(_merged(told))}" for told, labels in alike.items()]
 
 
 def _merged(sources: Iterable[str]) -> list[str]:

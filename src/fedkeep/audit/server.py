@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
-from fedkeep.audit.bench import Bench, Recorded, quiet, same
+from fedkeep.audit.bench import Bench, Recorded, quiet
 from fedkeep.core.copying import copied
 from fedkeep.core.errors import FedkeepError, UploadError
 from fedkeep.core.net import Net
@@ -84,11 +82,6 @@ def followed(bench: Bench, heard: Mapping[str, Recorded]) -> list[Params]:
                 break
             found.append(_values(server))
         return found
-
-
-def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of what differs in any bit."""
-    return [n for n in {**one, **other} if n not in one or n not in other or not same(one[n], other[n])]
 
 
 def _values(server: Global) -> Params:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import click
 import typer
+from click.shell_completion import get_completion_class
 from rich.markup import escape
 from typer.core import TyperGroup
 
@@ -23,7 +24,6 @@ from fedkeep.cli.attack import attack
 from fedkeep.cli.audit import audit, prove
 from fedkeep.cli.check import check
 from fedkeep.cli.compare import compare, reproduce, sweep
-from fedkeep.cli.completion import completion
 from fedkeep.cli.device import device
 from fedkeep.cli.doctor import doctor
 from fedkeep.cli.flower import app as flower
@@ -38,7 +38,7 @@ from fedkeep.cli.run import run
 from fedkeep.cli.start import demo, start
 from fedkeep.cli.usage import advised
 from fedkeep.core.allocator import tune_allocator
-from fedkeep.core.errors import FedkeepError
+from fedkeep.core.errors import FedkeepError, check_choice
 
 
 def _system(error: OSError | MemoryError | RuntimeError) -> str | None:
@@ -98,6 +98,8 @@ class Commands(TyperGroup):
     holds, and its paragraphs are broken where the terminal ends.
     """
 
+    _main_shell_completion = click.Group._main_shell_completion  # as its scripts ask; Typer's ask otherwise
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         _as_written(self)
@@ -108,27 +110,26 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except FedkeepError as error:
-            if ctx.params.get("debug"):
-                traceback.print_exc()
-            complain(f"Error: {error}")
-            raise typer.Exit(2) from error
+            raise _ended(ctx, f"Error: {error}", 2) from error
         except click.UsageError as error:
             raise advised(error) from error
         except KeyboardInterrupt as stop:
-            if ctx.params.get("debug"):
-                traceback.print_exc()
-            complain("Stopped.")
-            raise typer.Exit(130) from stop
+            raise _ended(ctx, "Stopped.", 130) from stop
         except (click.exceptions.Exit, BrokenPipeError):
             raise  # whoever reads the output has seen enough, or all; click knows what to do
         except (OSError, MemoryError, RuntimeError) as error:
             said = _system(error)
             if said is None:
                 raise
-            if ctx.params.get("debug"):
-                traceback.print_exc()
-            complain(f"Error: {said}")
-            raise typer.Exit(2) from error
+            raise _ended(ctx, f"Error: {said}", 2) from error
+
+
+def _ended(ctx: click.Context, text: str, code: int) -> typer.Exit:
+    """Say why a command ended, with --debug also where; return its exit."""
+    if ctx.params.get("debug"):
+        traceback.print_exc()
+    complain(text)
+    return typer.Exit(code)
 
 
 app = typer.Typer(
@@ -161,6 +162,19 @@ def options(
 ) -> None:
     """Personalised federated learning: name the parameters that are private; the rest is federated."""
     tune_allocator()
+
+
+def completion(
+    context: typer.Context, shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]
+) -> None:
+    """Print a shell's script that completes fedkeep's commands and options.
+
+    bash: source <(fedkeep completion bash) in ~/.bashrc; zsh: likewise in ~/.zshrc;
+    fish: fedkeep completion fish > ~/.config/fish/completions/fedkeep.fish.
+    """
+    check_choice("SHELL must be", shell, ("bash", "zsh", "fish"))
+    if (made := get_completion_class(shell)) is not None:
+        typer.echo(made(context.find_root().command, {}, "fedkeep", "_FEDKEEP_COMPLETE").source())
 
 
 def _add(function: Any, example: str, name: str | None = None) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from fedkeep.cli.output import note, say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, SetOption, find_config
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, raising
 from fedkeep.report.attacks import TITLES
 
 
@@ -79,8 +79,7 @@ def attack(
     else:
         shown = table(findings)
         show_table(f"{name}: what attackers find", shown.columns, shown.rows, left=shown.left)
-        for line in result.settings:
-            say(line)
+        say(*result.settings)
         for heading, lines in zip(("Worth", "Not worth"), sentences(findings), strict=True):
             for line in lines:
                 say(f"{heading}: {line}")
@@ -95,13 +94,13 @@ def attack(
 def _numbers(text: str) -> tuple[float, ...]:
     if text == "none":
         return ()
-    try:
+    with raising(
+        ConfigError,
+        "--epsilons wants numbers with commas between, e.g. 1,8, or none; got {text!r}.",
+        ValueError,
+        text=text,
+    ):
         return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError(
-            "--epsilons wants numbers with commas between, e.g. 1,8, or none; got {text!r}.",
-            text=text,
-        ) from error
 
 
 def _threat(key: str) -> str:

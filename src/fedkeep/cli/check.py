@@ -72,8 +72,7 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     for text in oddities(examples):
         complain(f"Warning: {text}")
     violations = dict.fromkeys(str(v) for report in reports for v in report.violations)
-    for line in violations:
-        complain(line)
+    complain(*violations)
     if violations:
         raise typer.Exit(1)
     for number in dict.fromkeys(n for report in reports for n in report.probed):

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -30,7 +29,7 @@ from fedkeep.cli.settings import (
     seen_from,
 )
 from fedkeep.cli.usage import ONE_OF
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, raising
 from fedkeep.report.wording import duration
 
 if TYPE_CHECKING:
@@ -199,20 +198,17 @@ def _show(found: Found) -> None:
     from fedkeep.report.standings import gains_table, not_beating, said, unlike
     from fedkeep.report.worth import few
 
-    for line in (*found.notes, found.how, *unlike(found)):
-        say(line)
+    say(*found.notes, found.how, *unlike(found))
     for c in found.compared:
         shown = found.table(c)
         show_table(said(c), shown.columns, _starred(shown), note=shown.note.replace("Bold", "With *", 1))
-        for line in few(c.users, len(c.seeds)):
-            say(line)
+        say(*few(c.users, len(c.seeds)))
     for table, _ in (*([found.ranking] if found.ranking else []), *found.further.values()):
         show_table(table.title, table.columns, _starred(table), note=table.note.replace("Bold", "With *", 1))
     if found.gains:
         gains = gains_table(found.gains)
         show_table("Against references", gains.columns, gains.rows, note=gains.note.partition(" Bold")[0])
-    for line in not_beating(found.gains):
-        say(line)
+    say(*not_beating(found.gains))
 
 
 def _names(text: str) -> list[str]:
@@ -247,14 +243,6 @@ def _seeds(text: str) -> list[int]:
 EXAMPLE = "--range 'method.optimizer.learning_rate={low=0.01,high=1.0,log=true}'"
 
 
-class Prune(StrEnum):
-    """How trials are ended early."""
-
-    median = "median"
-    halving = "halving"
-    none = "none"
-
-
 @needs("optuna", "Optuna", "sweep")
 def sweep(
     config: ConfigArgument,
@@ -286,8 +274,9 @@ def sweep(
         typer.Option("--seeds", min=1, max=MOST_SEEDS, metavar="K", help="Seeds that each trial runs with."),
     ] = 1,
     prune: Annotated[
-        Prune, typer.Option("--prune", help="How trials that fall behind on valid are ended early.")
-    ] = Prune.median,
+        Literal["median", "halving", "none"],
+        typer.Option("--prune", help="How trials that fall behind on valid are ended early."),
+    ] = "median",
     jobs: JobsOption = None,
     on: OnOption = "local",
     slurm: SlurmOption = "",
@@ -328,7 +317,7 @@ def sweep(
         seen_from(on, out or Path("sweeps") / found.label),
         trials=trials,
         seeds=seeds,
-        prune=prune.value,
+        prune=prune,
         folder=seen_from(on, found.data_folder(data)),
     )
     for method, own in spaces.items():
@@ -356,20 +345,13 @@ def sweep(
         raise typer.Exit(1)
 
 
-class Scale(StrEnum):
-    """How much is run."""
-
-    quick = "quick"
-    medium = "medium"
-    full = "full"
-
-
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which one; fedkeep list shows them.")],
     data: DataOption = None,
     scale: Annotated[
-        Scale, typer.Option("--scale", help="quick takes minutes, medium about an hour, full hours.")
-    ] = Scale.quick,
+        Literal["quick", "medium", "full"],
+        typer.Option("--scale", help="quick takes minutes, medium about an hour, full hours."),
+    ] = "quick",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of results.")] = Path(
         "results"
     ),
@@ -412,7 +394,7 @@ def reproduce(
     request = reproductions.Request(
         seen_from(on, data_folder(data)),
         out,
-        scale.value,
+        scale,
         parse_seeds(seeds),
         jobs or 1,
         only=tuple(only or ()),
@@ -432,13 +414,13 @@ def parse_seeds(text: str | None) -> list[int] | None:
     """
     if text is None:
         return None
-    try:
+    with raising(
+        ConfigError,
+        "--seeds wants whole numbers between commas, e.g. 0,1,2; got {text!r}.",
+        ValueError,
+        text=text[:80],
+    ):
         seeds = [int(word) for word in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(
-            "--seeds wants whole numbers between commas, e.g. 0,1,2; got {text!r}.",
-            text=text,
-        ) from error
     if len(set(seeds)) < len(seeds):
         raise ConfigError("--seeds names a seed twice: {text!r}.", text=text)
     return seeds

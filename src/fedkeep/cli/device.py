@@ -28,7 +28,7 @@ from fedkeep.cli.models import (
 from fedkeep.cli.output import EveryOption, OnceOption, complain, fresh, looks, metrics_table, say, show_table
 from fedkeep.cli.results import show_clients
 from fedkeep.cli.settings import YesOption, ask, in_the_way, needs_flower
-from fedkeep.core.errors import BusyError, ConfigError, StoreError, did_you_mean
+from fedkeep.core.errors import BusyError, ConfigError, StoreError, did_you_mean, raising
 from fedkeep.report.wording import size
 
 if TYPE_CHECKING:
@@ -150,8 +150,7 @@ def terms(config: NodeArgument) -> None:
     from fedkeep.remote.tally import Limits
 
     own = read_node_config(config).device
-    for line in _own_terms(own):
-        say(line)
+    say(*_own_terms(own))
     folder = config.parent / own.folder
     for name in _whole(folder, _runs(folder, None)) if folder.is_dir() else ():
         with _opened(folder, name) as file:
@@ -455,14 +454,15 @@ def serve(
 
 
 def _token(path: Path) -> str:
-    try:
+    with raising(
+        ConfigError,
+        "There is no token in {path}. Write one there, for its owner alone: (umask 077; openssl rand -hex "
+        "24 > {path})",
+        OSError,
+        UnicodeDecodeError,
+        path=path,
+    ):
         return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            "There is no token in {path}. Write one there, for its owner alone: "
-            "(umask 077; openssl rand -hex 24 > {path})",
-            path=path,
-        ) from error
 
 
 def _tell_missing(models: Models) -> None:
@@ -470,8 +470,7 @@ def _tell_missing(models: Models) -> None:
     for client, fault in models.unfit.items():
         complain(f"Client {client!r} is left out: {fault}")
     notes = list(models.notes.values())
-    for note in notes[:NOTES]:
-        complain(note)
+    complain(*notes[:NOTES])
     if len(notes) > NOTES:
         complain(f"So it is with {len(notes) - NOTES} more clients.")
 

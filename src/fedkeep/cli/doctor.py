@@ -8,7 +8,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.output import say, show_table
-from fedkeep.core.errors import installing
+from fedkeep.core.errors import Finding, installing
 from fedkeep.version import __version__
 
 EXTRAS = {
@@ -44,16 +44,6 @@ RAY = (
 MEGABYTES = 16
 SLOW = 20.0
 """Megabytes a second below which saving each round costs more than many a round."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line: what was looked at, what was found, whether it is good (None: a choice), and what to do."""
-
-    what: str
-    found: str
-    good: bool | None = True
-    do: str = ""
 
 
 def doctor(

@@ -17,7 +17,7 @@ import typer
 
 from fedkeep.cli.output import EveryOption, OnceOption, complain, fresh, looks, say, show_table
 from fedkeep.cli.settings import ConfigOption, RoundOption, SetOption, find_config, is_last, needs_flower
-from fedkeep.core.errors import ConfigError, RunError, did_you_mean
+from fedkeep.core.errors import ConfigError, RunError, did_you_mean, raising
 
 if TYPE_CHECKING:
     from fedkeep.remote.attendance import Attendance
@@ -116,8 +116,7 @@ def _experiment(config: str, overrides: list[str] | None) -> str:
         text = with_head_named(found.text, found.data_folder(None))
     federation_of(text, config)
     table = parse_config(to_toml({**from_toml(text), "data": NO_DATA})).method
-    for line in at_the_end(build_method(table)):
-        say(line)
+    say(*at_the_end(build_method(table)))
     return text
 
 
@@ -227,14 +226,15 @@ def train(
     if not ca.is_file():
         raise ConfigError("There is no certificate {ca}. Name the authority's with --certificate.", ca=ca)
     if not stop and (signer := ca.with_name("signer.pub")).exists():
-        try:
+        # No device would answer, and the training would wait for them
+        with raising(
+            ConfigError,
+            "The files of {project} are not those that were signed. Sign them: fedkeep flower init {folder}.",
+            RunError,
+            project=project,
+            folder=project.parent,
+        ):
             Signed.of(project).check([signer])
-        except RunError as error:  # no device would answer, and the training would wait for them
-            raise ConfigError(
-                "The files of {project} are not those that were signed. Sign them: fedkeep flower init {folder}.",
-                project=project,
-                folder=project.parent,
-            ) from error
     with tempfile.TemporaryDirectory(prefix="fedkeep-") as home:
         control = Control(Path(home), link, ca)
         if stop:
@@ -310,8 +310,7 @@ def who(
     found = attendance_of(run)
     title = f"{run}: after {found.rounds} round{'s' * (found.rounds != 1)}"
     _show_clients(title, run, project, found, dict.fromkeys(found.dropped, "dropped"))
-    for line in [found.rule, *found.lines()]:
-        say(line)
+    say(*[found.rule, *found.lines()])
 
 
 def _show_clients(
@@ -373,8 +372,7 @@ def watch(
         else:
             fresh()
             _show_clients(f"{run}: {status.state}", run, project, view.attendance, view.state)
-            for line in lines_of(view):
-                say(line)
+            say(*lines_of(view))
             if page is not None and (view.done > before or ended):
                 write_report([run], page, refresh=0 if ended else math.ceil(every))
                 before = view.done
@@ -527,8 +525,7 @@ def deploy(
     place = local_of(folder, found.text, found.data_folder(data), local, port)
     with _ended_as_by_ctrl_c(), federation(place, say) as (link, _):
         train(place, link, say, {"only": only})
-    for line in judged(place.run, only):
-        say(line)
+    say(*judged(place.run, only))
     page = write_report([place.run], folder)
     say(f"Everything is stopped. The run: {folder / 'run'}. Its page: {page}")
 

@@ -50,9 +50,10 @@ def console(stderr: bool = False) -> Console:
     return Console(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
-def say(text: str) -> None:
-    """Print a line on standard output as it is, whatever brackets it holds; a path is never broken into lines."""
-    console().print(Text(visible(text)), soft_wrap=True)
+def say(*lines: str) -> None:
+    """Print lines of text as they are, on standard output."""
+    for line in lines:
+        console().print(Text(visible(line)), soft_wrap=True)
 
 
 def note(text: str) -> None:
@@ -61,9 +62,10 @@ def note(text: str) -> None:
         console(stderr=True).print(Text(visible(text), style="dim"), soft_wrap=True)
 
 
-def complain(text: str) -> None:
-    """Print an error on standard error, red where colours are shown."""
-    console(stderr=True).print(Text(visible(text), style="bold red"), soft_wrap=True)
+def complain(*lines: str) -> None:
+    """Print errors on standard error, red where colours are shown."""
+    for line in lines:
+        console(stderr=True).print(Text(visible(line), style="bold red"), soft_wrap=True)
 
 
 def warn_of_unfinished(folders: Iterable[Path]) -> None:

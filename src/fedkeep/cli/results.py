@@ -11,7 +11,7 @@ import typer
 
 from fedkeep.cli.output import metrics_table, say, show_table, warn_of_unfinished
 from fedkeep.cli.settings import DataOption, DeviceOption, MetricOption, RoundOption, RunArgument, at_round
-from fedkeep.core.errors import ConfigError, DataError, check_choice, did_you_mean
+from fedkeep.core.errors import ConfigError, DataError, check_choice
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.report.wording import metric_name, number
 
@@ -54,13 +54,7 @@ def evaluate(
     from fedkeep.data import SPLITS
     from fedkeep.experiments.load import load_run
 
-    if split not in SPLITS:
-        raise DataError(
-            "--split wants one of {splits}; got {split!r}.{near}",
-            splits=", ".join(SPLITS),
-            split=split,
-            near=did_you_mean(split, SPLITS),
-        )
+    check_choice("--split wants", split, SPLITS, DataError)
     if out is not None and (out.suffix not in (".parquet", ".csv") or not out.parent.is_dir()):
         raise ConfigError(
             "--out wants a file that ends in .parquet or .csv, in a folder that is there; got {out}.",

@@ -209,8 +209,7 @@ def show_result(run: Run, found: Found) -> None:
             [metric_name(metric), *(number(v, metric) for v in values)] for metric, *values in ranking["rows"]
         ]
         show_table(ranking["title"], list(ranking["columns"]), rows, note=ranking["note"])
-    for remark in remarks(run, best):
-        say(remark)
+    say(*remarks(run, best))
     tuned = scores_of(run.history)
     if tuned is not None:
         before, after = tuned.curve[0], tuned.last

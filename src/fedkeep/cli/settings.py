@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 
 import typer
 
-from fedkeep.core.errors import ConfigError, check_choice, installing, near_path
+from fedkeep.core.errors import ConfigError, check_choice, installing, near_path, raising
 
 if TYPE_CHECKING:
     from fedkeep.experiments.config import Config
@@ -202,12 +202,9 @@ def find_config(
 
     changes = parse_overrides(overrides or []) | ({} if seed is None else {"seed": str(seed)})
     path = Path(named)
-    try:
+    # A name that is too long, a folder that may not be entered
+    with raising(ConfigError, "There is no configuration {named!r}: {why}.", OSError, named=named[:80]):
         is_run, is_file, is_folder = (path / "run.json").is_file(), path.is_file(), path.is_dir()
-    except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise ConfigError(
-            "There is no configuration {got!r}: {why}.", got=named, why=error.strerror
-        ) from error
     if is_run:
         config, text = run_folder_config(path)
         if changes:

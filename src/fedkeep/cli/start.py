@@ -63,8 +63,7 @@ def start(
     if table.is_dir() and (whole := folder_toml(table)) is not None:
         text, lines = whole
         write_whole(path, text.encode())
-        for line in (*lines, f"Wrote {path}. Next: fedkeep run {shlex.quote(str(path))}"):
-            say(line)
+        say(*lines, f"Wrote {path}. Next: fedkeep run {shlex.quote(str(path))}")
         return
     found = start_of(table, client, label)
     write_whole(path, toml_of(found).encode())
@@ -91,8 +90,7 @@ def start(
         )
     if found.unlabelled:
         say(f"Left out: {found.unlabelled:,} rows without a label.")
-    for fault in found.faults:
-        complain(fault)
+    complain(*found.faults)
     say(f"Wrote {path}. Next: fedkeep run {shlex.quote(str(path))}")
     if found.faults:
         raise typer.Exit(2)

@@ -10,13 +10,13 @@ import os
 import reprlib
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, FedkeepError
 
 
 def describe(value: Any, at: str = "") -> Any:
@@ -125,6 +125,12 @@ def differences(wanted: Any, got: Any, path: str = "") -> list[str]:
         pairs = enumerate(zip(wanted, got, strict=True))
         return [line for k, (one, other) in pairs for line in differences(one, other, f"{path}[{k}]")]
     return [] if wanted == got else [f"{path}: {got!r} in the run, {wanted!r} now"]
+
+
+def check_same(lines: Sequence[str], error: type[FedkeepError], text: str, /, **facts: Any) -> None:
+    """Raise ``error`` where there are lines of ``differences``; ``{lines}`` in its text stands for the first of them."""
+    if lines:
+        raise error(text, lines="\n  ".join(lines[:8]), **facts)
 
 
 def check_kind(name: str, given: object, kind: type, wanted: str) -> None:

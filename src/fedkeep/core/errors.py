@@ -108,6 +108,23 @@ class Spot:
         return f"{self.file}, {self.unit} {self.number}"
 
 
+@dataclass(frozen=True)
+class Finding:
+    """What ``fedkeep doctor`` and ``fedkeep device check`` looked at.
+
+    Attributes:
+        what: was looked at.
+        found: what was found, in words.
+        good: whether it is good; None: a choice.
+        do: what to do about it.
+    """
+
+    what: str
+    found: str
+    good: bool | None = True
+    do: str = ""
+
+
 class ConfigError(FedkeepError):
     """A setting, a configuration file or a call is wrong."""
 
@@ -234,6 +251,35 @@ def shown(value: object, most: int = 80) -> str:
 
 
 @contextmanager
+def raising(
+    error: type[FedkeepError], text: str, /, *kinds: type[BaseException], **facts: Any
+) -> Iterator[None]:
+    """Raise ``error`` in place of one of ``kinds`` that comes up inside.
+
+    Args:
+        error: the kind of error to raise.
+        text: as of `FedkeepError`, with ``{why}`` for what the other one says.
+        kinds: of errors, of Python, the system or a package.
+        facts: as of `FedkeepError`.
+    """
+    try:
+        yield
+    except kinds as other:
+        raise error(text, why=why_of(other), **facts) from other
+
+
+def why_of(error: BaseException) -> str:
+    """Return what an error says, for the middle of a sentence: fedkeep's own whole, of others the first line."""
+    if isinstance(error, FedkeepError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, UnicodeDecodeError):
+        return f"{error.reason} at byte {error.start}"
+    return first_line(error).rstrip(". ")
+
+
+@contextmanager
 def reading(text: str, /, *passed: type[Exception], **facts: Any) -> Iterator[None]:
     """Raise DataError where anything else goes wrong inside: readers of files raise whatever their parsers raise.
 
@@ -247,10 +293,10 @@ def reading(text: str, /, *passed: type[Exception], **facts: Any) -> Iterator[No
     except Exception as error:
         if isinstance(error, (FedkeepError, *passed)):
             raise
-        raise DataError(text, why=first_line(error).rstrip(". "), **facts) from error
+        raise DataError(text, why=why_of(error), **facts) from error
 
 
-def first_line(error: Exception, most: int = 200) -> str:
+def first_line(error: BaseException, most: int = 200) -> str:
     """Return an error's first line, cut at ``most`` characters, or its kind where it has no text."""
     return (str(error).splitlines() or [type(error).__name__])[0][:most]
 

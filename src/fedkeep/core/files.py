@@ -66,6 +66,26 @@ def write_of_run(path: Path, content: bytes, mode: int = 0o666) -> None:
         _replace(path, content, mode)
 
 
+def append_of_run(path: Path, content: bytes, size: int) -> None:
+    """Add to a file of a run's folder that has ``size`` bytes, flushed to the disk.
+
+    Raises:
+        RunError: it has more or fewer, the disk is full or the file can't be written.
+    """
+    with whole_or_error(path), open(path, "ab") as file:
+        if file.tell() != size:
+            raise RunError(
+                "{path} was changed while the run went on: wanted {wanted} bytes, found {found}. Restore the run from "
+                "a copy, then resume.",
+                path=path,
+                wanted=size,
+                found=file.tell(),
+            )
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _replace(path: Path, content: bytes, mode: int) -> None:
     part = beside(path)
     handle = os.open(part, NEW_FILE, mode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Self
 
 from filelock import FileLock, Timeout
 
@@ -11,7 +12,14 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """What the system says of a file system without locks, as NFS 3 without its lock daemon."""
 
 
-def take_lock(path: Path, patience: float = 0.0, mode: int = 0o644) -> FileLock:
+class Lock(FileLock):
+    """A lock that is held already where ``with`` begins, which releases it at its end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+
+def take_lock(path: Path, patience: float = 0.0, mode: int = 0o644) -> Lock:
     """Return a file's lock, held until it is released or this process ends, in whatever way.
 
     Args:
@@ -24,7 +32,7 @@ def take_lock(path: Path, patience: float = 0.0, mode: int = 0o644) -> FileLock:
         OSError: it can't be taken; its ``strerror`` says why.
     """
     # Without locks of the system's, a file would stand for one, and stay where its process is killed.
-    lock = FileLock(path, mode=mode, fallback_to_soft=False)
+    lock = Lock(path, mode=mode, fallback_to_soft=False)
     try:
         lock.acquire(timeout=patience, poll_interval=0.02)
     except Timeout:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import RunError, near_path
+from fedkeep.core.errors import RunError, near_path, raising
 from fedkeep.core.records import NONE, Extent
 from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
 
@@ -191,13 +191,15 @@ def _rounds(info: Mapping[str, Any]) -> int:
 
 def _parsed(path: Path, content: Mapping[str, Any]) -> Commit:
     plain = {key: value for key, value in content.items() if key != "format"}
-    try:
+    with raising(
+        RunError,
+        "{file} is damaged: it lacks {why}. Restore the run from a copy.",
+        KeyError,
+        TypeError,
+        file=path,
+    ):
         grown = {key: Extent(content[key]["bytes"], content[key]["sha256"]) for key in GROWING}
         last = Commit(**(plain | grown | {"best": Moment(**content["best"])}))
-    except (KeyError, TypeError) as error:
-        raise RunError(
-            "{file} is damaged: it lacks {wrong}. Restore the run from a copy.", file=path, wrong=str(error)
-        ) from error
     if last.round < 1 or last.server != f"server-{last.round}.safetensors":
         raise RunError(
             "{file} is damaged: it names {name!r} as the server's state. Restore the run from a copy.",

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import shown
+from fedkeep.core.grouping import by_key
 from fedkeep.data.columns import Column, Ragged
 from fedkeep.tasks import tasks_in
 
@@ -61,9 +62,7 @@ def alike(names: Iterable[str]) -> list[list[int]]:
     by_case = "." not in whole and whole.split() == [whole]  # it is all in which they can differ
     if by_case and len({name.casefold() if len(name) > 1 else name for name in names}) == len(names):
         return []
-    found: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        found.setdefault(_form(name), []).append(place)
+    found = by_key((_form(name), place) for place, name in enumerate(names))
     return [places for places in found.values() if len(places) > 1]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkeep.core.errors import DataError, check_choice, first_line, warn
+from fedkeep.core.errors import DataError, check_choice, raising, warn
 from fedkeep.data.columns import Column, Ragged, is_missing
 from fedkeep.data.splits import SPLITS
 from fedkeep.tasks import KINDS, Kind, listed, usual_kind
@@ -83,20 +83,25 @@ def _as_column(name: str, column: Column) -> Column:
                 "Column {column!r} must have one True or False for each example; got Ragged.", column=name
             )
         return column
-    try:
-        array = np.asarray(column)
-    except (TypeError, RuntimeError) as error:  # a tensor without a type of numpy's, or that wants a gradient
-        raise DataError(
-            "Column {column!r} is no array that numpy can hold: {why}. Give tensors as column.detach().float().",
-            column=name,
-            why=first_line(error).rstrip("."),
-        ) from error
-    except ValueError as error:
-        raise DataError(
+    # A tensor without a type of numpy's, or that wants a gradient
+    with (
+        raising(
+            DataError,
             "Column {column!r} has rows of unequal size. Use Ragged.from_rows for token ids, "
             "Ragged.from_rows(rows, 'float32') for series, or pad the rows.",
+            ValueError,
             column=name,
-        ) from error
+        ),
+        raising(
+            DataError,
+            "Column {column!r} is no array that numpy can hold: {why}. Give tensors as "
+            "column.detach().float().",
+            TypeError,
+            RuntimeError,
+            column=name,
+        ),
+    ):
+        array = np.asarray(column)
     if np.ma.is_masked(column):  # asarray shows what lies under the mask
         raise DataError(
             "Column {column!r} is a masked array, whose {masked} masked values are not to be used. Drop these rows or "

@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, raising
 from fedkeep.core.files import sync_folder
 from fedkeep.core.sealed import check_format, is_sealed, seal
 from fedkeep.data.arrays import read_npy
@@ -42,12 +42,8 @@ def check_new(folder: Path) -> None:
 
 def parent_of(folder: Path) -> Path:
     """Return the folder that a folder is made in, which there is then."""
-    try:
+    with raising(DataError, "Cannot write {folder}: {why}. Choose another.", OSError, folder=folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(
-            "Cannot write {folder}: {error}. Choose another.", folder=folder, error=error
-        ) from error
     return folder.parent
 
 
@@ -80,12 +76,13 @@ def save(
         about["ids"] = "packed"
         arrays |= _arrays("ids", ids.text) | {"ids.order": ids.order}
 
-    try:
+    with raising(
+        DataError,
+        "Cannot save the data: {why}. Keep numbers, text, lists and dicts in meta.",
+        TypeError,
+        ValueError,
+    ):
         about = json.loads(json.dumps(about, default=_plain))
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            "Cannot save the data: {error}. Keep numbers, text, lists and dicts in meta.", error=error
-        ) from error
     # A name that nobody can foresee, in the same folder: mkdir refuses what is there already.
     staged = folder.parent / f"{folder.name[:40]}.{secrets.token_hex(8)}.partial"
     made = False
@@ -216,12 +213,14 @@ def _ragged(folder: Path, name: str, mmap: bool) -> Ragged:
 
 
 def _array(folder: Path, name: str, mmap: bool) -> NDArray[Any]:
-    try:
+    with raising(
+        DataError,
+        "{file} is incomplete: {name}.npy is missing. Save the data again.",
+        FileNotFoundError,
+        file=folder,
+        name=name,
+    ):
         return read_npy(folder / f"{name}.npy", mmap)
-    except FileNotFoundError as error:
-        raise DataError(
-            "{file} is incomplete: {name}.npy is missing. Save the data again.", file=folder, name=name
-        ) from error
 
 
 def _plain(value: object) -> object:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, check_range
+from fedkeep.core.grouping import by_key
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.preparation import Labels, Plain, Raw, Texts
 from fedkeep.data.text import SPECIAL, TokenVocabulary
@@ -87,14 +88,9 @@ def raw_reviews(
     Raises:
         DataError: ``valid`` leaves a client nothing to train on, or numbers below what makes sense.
     """
-    if max_length < 1 or valid < 0 or (limit is not None and limit < 1):
-        raise DataError(
-            "Wanted max_length and limit of at least 1 and valid of at least 0; got {got}, {limit} and "
-            "{valid}.",
-            got=max_length,
-            limit=limit,
-            valid=valid,
-        )
+    given, words = (None, vocabulary) if isinstance(vocabulary, int) else (vocabulary, None)
+    check_range("[1, inf]", DataError, max_length=max_length, limit=limit, vocabulary=words)
+    check_range("[0, inf]", DataError, valid=valid)
     asked = {"valid": valid, "limit": limit, "drop_duplicates": drop_duplicates}
     if not reviews.split and (wanted := [name for name, value in asked.items() if value]):
         raise DataError(
@@ -102,8 +98,6 @@ def raw_reviews(
             "data.split_per_user() without it.",
             wanted=wanted[0],
         )
-    if isinstance(vocabulary, int) and vocabulary < 1:
-        raise DataError("A vocabulary needs at least 1 word; got {got}.", got=vocabulary)
     labels = set(zip(reviews.client, reviews.label, strict=True))
     if drop_duplicates:
         reviews, meta = _without_duplicates(reviews, meta)
@@ -111,11 +105,8 @@ def raw_reviews(
         reviews = _limited(reviews, limit, seed)
     if valid:
         reviews = _with_valid(reviews, valid, seed)
-    given = None if isinstance(vocabulary, int) else vocabulary
     size = vocabulary + SPECIAL if isinstance(vocabulary, int) else len(vocabulary)
-    left_out = dict[str, set[str]]()
-    for client, label in labels - set(zip(reviews.client, reviews.label, strict=True)):
-        left_out.setdefault(client, set()).add(label)
+    left_out = by_key(labels - set(zip(reviews.client, reviews.label, strict=True)))
     names, row = None if label_names is None else tuple(map(str, label_names)), reviews.row
     lengths = [len(TokenVocabulary.words(text)) for text in reviews.text]
     return Raw(
@@ -123,7 +114,12 @@ def raw_reviews(
         split=reviews.split or None,
         columns={
             "text": Texts(values=reviews.text, tokens="token", size=size, max_length=max_length, given=given),
-            "label": Labels(values=reviews.label, names=names, task="multiclass", elsewhere=left_out),
+            "label": Labels(
+                values=reviews.label,
+                names=names,
+                task="multiclass",
+                elsewhere={client: set(own) for client, own in left_out.items()},
+            ),
             # The whole length, which the cut text no longer tells; the underscore keeps it out of batches.
             "_words": Plain(values=np.asarray(lengths, dtype=np.int64)),
         },

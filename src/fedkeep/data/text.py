@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, raising
 from fedkeep.core.files import expanded, write_whole
 from fedkeep.data.columns import Ragged, check_max_length, offsets_of
 from fedkeep.data.federated import FederatedData
@@ -158,16 +158,14 @@ class Vocabulary(ABC):
         Raises:
             DataError: the file is missing, is no JSON, or holds another kind of vocabulary.
         """
-        try:
+        with (
+            raising(
+                DataError, "The vocabulary {file} is not JSON: {why}.", ValueError, RecursionError, file=path
+            ),
+            raising(DataError, "Cannot read the vocabulary {file}: {why}.", OSError, file=path),
+            raising(DataError, "The vocabulary {file} does not exist.", FileNotFoundError, file=path),
+        ):
             entry = json.loads(expanded(path).read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise DataError("The vocabulary {file} does not exist.", file=path) from error
-        except OSError as error:
-            raise DataError(
-                "Cannot read the vocabulary {file}: {strerror}.", file=path, strerror=error.strerror
-            ) from error
-        except (ValueError, RecursionError) as error:
-            raise DataError("The vocabulary {file} is not JSON: {error}.", file=path, error=error) from error
         if not isinstance(entry, dict):
             raise DataError(
                 "Wanted a JSON object in the vocabulary {file}; got a {entry_type}.",

@@ -18,6 +18,7 @@ from fedkeep.core.errors import (
     UploadError,
     check_choice,
     check_range,
+    raising,
     refused_upload,
 )
 from fedkeep.core.optim import Optimizer
@@ -360,10 +361,15 @@ def decode(
         return upload, reports
     if method.upload:
         check_rows(upload, start, client)
-        try:
+        with raising(
+            UploadError,
+            "The upload of client {client!r} was refused: it cannot be decoded ({why}).",
+            UploadError,
+            KeyError,
+            RuntimeError,
+            client=client,
+        ):
             tensors, reports = method.chain().decode(upload.deltas, upload.cut(start), links)
-        except (UploadError, KeyError, RuntimeError) as error:
-            raise refused_upload(client, "it cannot be decoded ({why}).", why=error) from error
         upload = upload.but(tensors)
     check_upload(upload, start, client)
     return upload, reports

@@ -312,11 +312,8 @@ def write_analyses(folder: Path, analyses: Mapping[str, Any]) -> Path:
         RunError: the folder holds no run or is in use, or the file is damaged or of another run.
     """
     read_info(folder)  # so that no lock is left where there is no run
-    lock = locked(folder)
-    try:
+    with locked(folder):
         return _written(folder, read_info(folder), analyses)
-    finally:
-        lock.release()
 
 
 def _written(folder: Path, info: Mapping[str, Any], analyses: Mapping[str, Any]) -> Path:

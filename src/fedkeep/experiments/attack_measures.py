@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,39 +114,35 @@ def held(scene: Scene, config: Config) -> dict[str, int]:
     return {client: int(np.bincount(label).argmax()) for client, label in labels.items()}
 
 
-def label(view: View, config: Config) -> Iterator[Row]:
+def label(view: View, config: Config) -> Iterable[Row]:
     """Guess the class that a client holds most, from the last layer's bias."""
     measure = "most frequent class right"
     if why := without_classes(view.scene):
-        yield measure, None, None, why
-        return
+        return [(measure, None, None, why)]
     true = held(view.scene, config)
     classes = int(view.scene.data.meta["classes"])
     changes = view.first[0].changes
     biases = [n for n, v in changes.items() if n.endswith("bias") and v.shape == (classes,) and bool(v.any())]
     if not biases:
-        yield measure, None, None, "the last layer's bias is private, and in no upload."
-        return
+        return [(measure, None, None, "the last layer's bias is private, and in no upload.")]
     found = a.label_guesses(view.first, biases[-1])
     guess = Counter(true.values()).most_common(1)[0][1] / len(true)
-    yield measure, share([found[c] == true[c] for c in found], len(view.first)), guess, biases[-1]
+    return [(measure, share([found[c] == true[c] for c in found], len(view.first)), guess, biases[-1])]
 
 
-def trait(view: View, config: Config) -> Iterator[Row]:
+def trait(view: View, config: Config) -> Iterable[Row]:
     """Guess the same by a classifier over uploads."""
     measure = "most frequent class right"
     if why := without_classes(view.scene):
-        yield measure, None, None, why
-        return
+        return [(measure, None, None, why)]
     true = list(held(view.scene, config).values())
     if not view.bare:
-        yield measure, None, None, "a sum has no single sender whose trait it could show."
-    elif len(set(true)) < 2:
-        yield measure, None, None, "all clients hold the same class most."
-    else:
-        right = np.array(a.trait_guesses(view.first, true)) == true
-        guess = Counter(true).most_common(1)[0][1] / len(true)
-        yield measure, share(right), guess, "the other clients' classes are known"
+        return [(measure, None, None, "a sum has no single sender whose trait it could show.")]
+    if len(set(true)) < 2:
+        return [(measure, None, None, "all clients hold the same class most.")]
+    right = np.array(a.trait_guesses(view.first, true)) == true
+    guess = Counter(true).most_common(1)[0][1] / len(true)
+    return [(measure, share(right), guess, "the other clients' classes are known")]
 
 
 def words(view: View, config: Config) -> Iterator[Row]:
@@ -178,13 +174,12 @@ def words(view: View, config: Config) -> Iterator[Row]:
         yield measure, within(number), guess, note
 
 
-def image(view: View, config: Config) -> Iterator[Row]:
+def image(view: View, config: Config) -> Iterable[Row]:
     """Rebuild images from one step on one image of each client."""
     scene, measure = view.scene, "PSNR, dB, one step on one image"
     column = "image"
     if column not in scene.data.columns:
-        yield measure, None, None, "the data have no images."
-        return
+        return [(measure, None, None, "the data have no images.")]
     phase, known = scene.method.client.phases[0], scene.known()
     shown = {c: unit(scene.batch(c, data=scene.one)[column])[0] for c in scene.clients}
     common = torch.stack([unit(scene.batch(c)[column]).mean(0) for c in scene.clients]).mean(0)
@@ -203,7 +198,7 @@ def image(view: View, config: Config) -> Iterator[Row]:
     note = (
         f"{len(values)} images; guessing: the mean image. A sum is taken for the upload of each client in it."
     )
-    yield measure, mean(values, list(shared.values())), float(np.mean(guesses)), note
+    return [(measure, mean(values, list(shared.values())), float(np.mean(guesses)), note)]
 
 
 def unit(images: Tensor) -> Tensor:
@@ -319,7 +314,7 @@ def _cosine(one: Tensor, two: Tensor) -> float:
     return float(nn.functional.cosine_similarity(one.double(), two.double(), dim=0))
 
 
-MEASURES: dict[str, Callable[[View, Config], Iterator[Row]]] = {
+MEASURES: dict[str, Callable[[View, Config], Iterable[Row]]] = {
     "who": who,
     "label": label,
     "trait": trait,

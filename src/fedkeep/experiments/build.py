@@ -18,7 +18,7 @@ from fedkeep import models
 from fedkeep.core.arguments import accepted
 from fedkeep.core.declared import declared
 from fedkeep.core.describe import differences
-from fedkeep.core.errors import ConfigError, DataError, MethodError, check_choice, first_line
+from fedkeep.core.errors import ConfigError, DataError, MethodError, check_choice, first_line, raising
 from fedkeep.core.modes import Sized
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.core.seeds import stream
@@ -347,10 +347,8 @@ def build_method(config: MethodConfig) -> Method:
     settings = {name: options.pop(name) for name in LOCAL if name in options}
     if config.optimizer is not None:
         settings["optimizer"] = config.optimizer
-    try:
+    with raising(ConfigError, "method: {why}", MethodError):
         options["local"] = local.but(loss=loss, **settings)
-    except MethodError as error:
-        raise ConfigError("method: {why}", why=error) from error
     said: dict[str, Any] = {}
     if (weighting := options.pop("weighting", None)) is not None:
         said["reduce"] = WeightedMean(by=weighting)

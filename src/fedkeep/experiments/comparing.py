@@ -22,12 +22,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from fedkeep.core.describe import describe, differences
-from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, RoundError, RunError
+from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, RoundError, RunError, raising
 from fedkeep.core.files import is_free, write_whole
 from fedkeep.core.run_files import numerics_of, read_commit, read_info
 from fedkeep.core.sealed import check_format
@@ -37,11 +37,11 @@ from fedkeep.data.readers.load import load_table
 from fedkeep.experiments.ahead import Ahead
 from fedkeep.experiments.analyses import add_ranking
 from fedkeep.experiments.build import ahead_of, build_data, run_config, simulation_of
-from fedkeep.experiments.config import Config, parse_config
+from fedkeep.experiments.config import Config, WrittenConfig
 from fedkeep.experiments.learned import still_improving, summarize
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
-from fedkeep.experiments.places import Place, State
+from fedkeep.experiments.places import Place, State, Written, WrittenPath
 from fedkeep.experiments.progress import Stand
 from fedkeep.experiments.run_directory import damaged_plan, in_use
 from fedkeep.experiments.sources import build_source
@@ -81,7 +81,7 @@ PLAN, TRIALS, FAULT, TRIED = "compare.json", "tuned.json", "fault.txt", "trials"
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Written):
     """One method with one seed.
 
     Attributes:
@@ -93,9 +93,9 @@ class Cell:
     """
 
     label: str
-    config: Config
-    folder: Path
-    data: Path | None
+    config: WrittenConfig
+    folder: WrittenPath
+    data: WrittenPath | None
     among: str = ""
 
     @property
@@ -123,27 +123,6 @@ class Cell:
             return None
         info = read_info(self.folder)
         return Stand("rounds", read_commit(self.folder, info).round, info["rounds"])
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return all that it is, as JSON holds it."""
-        return {
-            "label": self.label,
-            "config": self.config.to_toml(),
-            "folder": str(self.folder.absolute()),
-            "data": None if self.data is None else str(self.data.absolute()),
-            "among": self.among,
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the cell that ``to_plain`` wrote.
-
-        Raises:
-            ConfigError: its configuration is none.
-        """
-        config = parse_config(plain["config"], f"the configuration of {plain['label']}")
-        data = None if plain["data"] is None else Path(plain["data"])
-        return cls(plain["label"], config, Path(plain["folder"]), data, plain["among"])
 
     def check(self) -> None:
         """Check that a run that is there was made with these settings, and under today's ``NUMERICS``.
@@ -696,10 +675,8 @@ def _on_valid(cell: Cell, metric: str) -> float | None:
 
 def _rehearse(config: Config, data: FederatedData, folder: Path | None) -> Ahead:
     """Return what a run has before it; raise ConfigError, with the method's name, where it would be refused."""
-    try:
+    with raising(ConfigError, "{name}: {why}", FedkeepError, name=config.name):
         return ahead_of(simulation_of(config, data, folder), config)
-    except FedkeepError as error:
-        raise ConfigError("{name}: {why}", name=config.name, why=error) from error
 
 
 def _chosen(configs: Sequence[Config], methods: Sequence[str], references: bool) -> Iterator[Config]:

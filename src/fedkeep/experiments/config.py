@@ -9,9 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainSerializer,
+    model_validator,
+)
 
-from fedkeep.core.errors import ConfigError, MethodError, near_path
+from fedkeep.core.errors import ConfigError, MethodError, near_path, raising
 from fedkeep.core.optim import Optimizer
 from fedkeep.data.preparation import Rules
 from fedkeep.experiments.config_tables import Names, Open, Rate, Strict, Table, made_of
@@ -250,6 +257,14 @@ class Config(Strict):
         return to_toml(self.model_dump(exclude_unset=True))
 
 
+WrittenConfig = Annotated[
+    Config,
+    PlainSerializer(Config.to_toml),
+    BeforeValidator(lambda given: parse_config(given) if isinstance(given, str) else given),
+]
+"""A configuration in a job that is written down: as its file."""
+
+
 def read_config(path: Path, overrides: Mapping[str, str] | None = None) -> tuple[Config, str]:
     """Read a configuration file.
 
@@ -311,10 +326,9 @@ def parse_config(
     content = parse_toml(text, where)
     for key, value in (overrides or {}).items():
         _set(content, key, toml_value(key, value))
-    try:
+    # A key of many parts, or a text that is no TOML
+    with raising(ConfigError, "{where} with --set is no configuration: {why}.", ValueError, where=where):
         check_bounds(content)
-    except ValueError as error:  # a key of many parts, or a text that is no TOML
-        raise ConfigError("{where} with --set is no configuration: {why}.", where=where, why=error) from error
     given = ", ".join(_short(f"{key} = {value}") for key, value in (overrides or {}).items())
     found: Config = made_of(Config, content, f"{where} with {given}" if given else where)
     return found

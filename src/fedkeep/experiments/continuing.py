@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError, RunError, warn
+from fedkeep.core.errors import ConfigError, RunError, raising, warn
 from fedkeep.core.files import layout
 from fedkeep.core.params import Params, row
 from fedkeep.core.run_files import read_info
@@ -370,9 +370,5 @@ def encoding_in(folder: Path) -> Encoding | None:
     if not info.get("data", {}).get("encoded"):
         return None
     path = folder / ENCODING
-    try:
+    with raising(RunError, "Cannot read {path}: {why}. Restore the run from a copy.", OSError, path=path):
         return Encoding.from_json(path.read_bytes(), str(path))
-    except OSError as error:
-        raise RunError(
-            "Cannot read {path}: {why}. Restore the run from a copy.", path=path, why=error.strerror
-        ) from error

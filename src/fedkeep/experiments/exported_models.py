@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedkeep.core.declared import declared
-from fedkeep.core.describe import check_kind, differences
+from fedkeep.core.describe import check_kind, check_same, differences
 from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean, near_path, some_of
 from fedkeep.core.files import (
     check_tensors,
@@ -147,14 +147,13 @@ class Exported:
         values = self._shared | load_verified(path, self.clients[client])
         bare, method = self._bare
         wanted, found = layout(tensors_of(bare)), {n: v for n, v in values.items() if not is_state(n)}
-        if not self.info["config"] and (lines := differences(wanted, layout(found), "model")):
-            shown = "\n  ".join(lines[:8])
-            raise ConfigError(
-                "The {got} that was given is another module than was trained:\n  {value}\n"
-                "Give one that is made as it was for the run.",
-                got=type(bare).__name__,
-                value=shown,
-            )
+        check_same(
+            [] if self.info["config"] else differences(wanted, layout(found), "model"),
+            ConfigError,
+            "The {kind} that was given is another module than was trained:\n  {lines}\nGive one that is made as it was "
+            "for the run.",
+            kind=type(bare).__name__,
+        )
         check_tensors(path, wanted, layout(found), found)
         return as_module(bare, method, values)
 
@@ -224,10 +223,11 @@ class Exported:
                     "load_model(..., model=MyModule(), method=methods.{method}(...)).",
                     method=self.info["method"],
                 )
-            if method is not None and (lines := differences(self.info["predicts"], told_of(method))):
-                raise ConfigError(
-                    "The method that was given predicts otherwise than the run's: {lines}.",
-                    lines="; ".join(lines[:8]),
+            if method is not None:
+                check_same(
+                    differences(self.info["predicts"], told_of(method)),
+                    ConfigError,
+                    "The method that was given predicts otherwise than the run's:\n  {lines}",
                 )
             return model, method
         from fedkeep.experiments.build import build_method, build_model, settled

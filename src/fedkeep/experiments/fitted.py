@@ -14,7 +14,7 @@ from pathlib import Path
 
 from safetensors.torch import save
 
-from fedkeep.core.errors import RunError, warn
+from fedkeep.core.errors import RunError, raising, warn
 from fedkeep.core.files import PRIVATE_FILE, load_verified, private_folder, write_of_run
 from fedkeep.core.params import Params
 from fedkeep.core.run_files import read_info
@@ -36,14 +36,11 @@ def write_fitted(folder: Path, round: int, fitted: Mapping[str, Params]) -> None
         RunError: the folder holds no run, is in use, or cannot be written.
     """
     run = read_info(folder)["run"]
-    lock = locked(folder)
-    try:
+    with locked(folder):
         known = _known(folder, str(run), round)
         part = folder / FOLDER
-        try:
+        with raising(RunError, "Cannot make the folder {part}: {why}.", OSError, part=part):
             private_folder(part)
-        except OSError as error:
-            raise RunError("Cannot make the folder {part}: {why}.", part=part, why=error.strerror) from error
         for client, values in fitted.items():
             content = save({n: v.detach().cpu().contiguous().clone() for n, v in values.items()})
             known[client] = hashlib.sha256(content).hexdigest()
@@ -53,8 +50,6 @@ def write_fitted(folder: Path, round: int, fitted: Mapping[str, Params]) -> None
         for path in part.glob("*.safetensors"):
             if path.stem not in set(known.values()):
                 path.unlink()
-    finally:
-        lock.release()
 
 
 def read_fitted(folder: Path, run: str, round: int, *, tell: bool = True) -> dict[str, Params]:

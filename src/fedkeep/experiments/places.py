@@ -30,9 +30,11 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, 
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, Self, runtime_checkable
 
-from fedkeep.core.errors import ConfigError, FedkeepError, RunError, first_line, needing
+from pydantic import PlainSerializer, TypeAdapter
+
+from fedkeep.core.errors import ConfigError, FedkeepError, RunError, first_line, needing, raising
 from fedkeep.core.files import write_whole
 from fedkeep.experiments.plugins import imported
 from fedkeep.version import NUMERICS, __version__
@@ -74,14 +76,28 @@ class LongJob(Protocol):
         """Compute; ``alone``: all cores may be used, else one; ``progress``: as for ``simulate``."""
 
 
-@runtime_checkable
-class Written(Protocol):
-    """A long job that can be read again by another process, see ``compute``."""
+WrittenPath = Annotated[Path, PlainSerializer(lambda path: str(path.absolute()))]
+"""A path in a job that is written down: another process has another folder of its own."""
 
-    def to_plain(self) -> dict[str, Any]:
+
+class Written:
+    """A long job that another process can read again, see ``compute``: a dataclass of plain values."""
+
+    def to_plain(self) -> Any:
         """Return all that it is, as JSON holds it."""
+        return TypeAdapter(type(self)).dump_python(self, mode="json")
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> Self:
+        """Return the job that ``to_plain`` wrote.
+
+        Raises:
+            ConfigError: its configuration is none.
+        """
+        return TypeAdapter(cls).validate_python(plain)
 
 
+@runtime_checkable
 class Place(Protocol):
     """Takes jobs, and says of each how it ended; whoever made it closes it."""
 
@@ -179,12 +195,13 @@ def check_installed(theirs: Mapping[str, str], what: str) -> None:
 
 
 def _split(options: str) -> list[str]:
-    try:
+    with raising(
+        ConfigError,
+        "--slurm wants options as sbatch takes them; got {got!r}: {why}.",
+        ValueError,
+        got=options,
+    ):
         return shlex.split(options)
-    except ValueError as error:
-        raise ConfigError(
-            "--slurm wants options as sbatch takes them; got {got!r}: {why}.", got=options, why=error
-        ) from error
 
 
 def _executor(named: str) -> Executor:

@@ -25,7 +25,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, e
 from importlib.resources.abc import Traversable
 from typing import Any, TypeVar, get_type_hints
 
-from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.core.errors import ConfigError, did_you_mean, raising
 
 T = TypeVar("T")
 
@@ -107,15 +107,15 @@ def _files() -> dict[str, Traversable]:
     """Return the configurations' files by name."""
     folders = {"fedkeep itself": resources.files("fedkeep") / "configs"}
     for point in points(CONFIGURATIONS, {}).values():
-        try:
+        with raising(
+            ConfigError,
+            "The configurations {name!r} of {package} cannot be found: {why}.",
+            ImportError,
+            TypeError,
+            name=point.name,
+            package=described(point),
+        ):
             folders[described(point)] = resources.files(point.value)
-        except (ImportError, TypeError) as error:
-            raise ConfigError(
-                "The configurations {point!r} of {package} cannot be found: {why}.",
-                point=point.name,
-                package=described(point),
-                why=error,
-            ) from error
     found: dict[str, Traversable] = {}
     owner: dict[str, str] = {}
     for whose, folder in folders.items():
@@ -197,15 +197,15 @@ class Offered(Mapping[str, T]):
         if name in self._own:
             return self._own[name]
         point = self._points[name]
-        try:
+        with raising(
+            ConfigError,
+            "{name!r} of {package} cannot be imported: {why}.",
+            ImportError,
+            AttributeError,
+            name=name,
+            package=described(point),
+        ):
             found = point.load()
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(
-                "{name!r} of {package} cannot be imported: {why}.",
-                name=name,
-                package=described(point),
-                why=error,
-            ) from error
         if not isinstance(found, self._kind):
             wanted, got = self._kind.__name__, type(found).__name__
             raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
+from fedkeep.core.grouping import by_key
 from fedkeep.data.ids import as_id
 from fedkeep.data.preparation.labels import LabelCode, one_form
 from fedkeep.data.readers.cells import DECIMAL_CLASS, ID, Table
@@ -69,9 +70,8 @@ def predict_table(
     owners = _owners(table, column, len(data.columns[next(iter(wanted))]), client)
     if not shared:
         _check_known(table, owners, exported)
-    known, rows_of = set(clients), dict[str | None, list[int]]()
-    for row, owner in enumerate(owners):
-        rows_of.setdefault(owner if owner in known else None, []).append(row)
+    known = set(clients)
+    rows_of = by_key((owner if owner in known else None, row) for row, owner in enumerate(owners))
     found: dict[int, Predicted] = {}
     for owner, rows in rows_of.items():
         model = exported.shared() if owner is None else exported.model(owner)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkeep.core.errors import ConfigError, DataError, FedkeepError, MethodError, check_whole
+from fedkeep.core.errors import ConfigError, DataError, FedkeepError, MethodError, check_whole, raising
 from fedkeep.core.net import logits_of
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.ids import SomeIds
@@ -53,13 +53,11 @@ class Ranking:
             ConfigError: there are fewer items than a k, or the data have none, or no user has one in ``test`` that it
                 had not before.
         """
-        try:
+        with raising(ConfigError, "ranking: {why}", FedkeepError):
             check_ks(self.ks, items_of(data))
             everyone = range(len(data))
             if not any(len(asked_of(data, client, "test", self.liked)[0]) for client in everyone):
                 raise DataError("No user has an item in test that counts and that it has not seen before.")
-        except FedkeepError as error:
-            raise ConfigError("ranking: {error}", error=error) from error
 
 
 @dataclass(frozen=True)

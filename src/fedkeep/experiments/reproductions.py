@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, InstanceOf
 
 from fedkeep.core.errors import ConfigError, FedkeepError, instead_of
-from fedkeep.experiments.places import LongJob, Place, State
+from fedkeep.experiments.places import LongJob, Place, State, Written, WrittenPath
 from fedkeep.experiments.plugins import INSTALL_PAPERS, Offered
 
 GROUP = "fedkeep.reproductions"
@@ -39,8 +41,8 @@ class Request:
         on: where runs are computed; None: here.
     """
 
-    data: Path | None
-    out: Path
+    data: WrittenPath | None
+    out: WrittenPath
     scale: Scale = "quick"
     seeds: Sequence[int] | None = None
     jobs: int = 1
@@ -48,7 +50,7 @@ class Request:
     only: Sequence[str] = ()
     finished: bool = False
     changes: Mapping[str, str] = field(default_factory=dict)
-    on: Place | None = None
+    on: Annotated[InstanceOf[Place] | None, Field(exclude=True)] = None
 
     def wants(self, run: str) -> bool:
         """Tell whether a run of this name is to be computed, unless it is finished."""
@@ -135,7 +137,7 @@ def reproduce(name: str, request: Request) -> Path:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Piece(Written):
     """A run of a reproduction, as another process finds it: it plans the same again, and computes this run alone.
 
     Attributes:
@@ -147,19 +149,6 @@ class Piece:
     reproduction: str
     request: Request
     name: str
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return all that it is, as JSON holds it."""
-        plain = asdict(replace(self.request, on=None))
-        paths = {key: plain[key] and str(plain[key].absolute()) for key in ("data", "out")}
-        return {"reproduction": self.reproduction, "name": self.name, "request": {**plain, **paths}}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the piece that ``to_plain`` wrote."""
-        given = plain["request"]
-        paths = {key: given[key] and Path(given[key]) for key in ("data", "out")}
-        return cls(plain["reproduction"], Request(**{**given, **paths}), plain["name"])
 
     def __call__(self, *, alone: bool, progress: bool | None) -> None:
         """Compute the run, unless it is finished; see ``places.LongJob``."""

@@ -25,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedkeep.core.describe import describe
-from fedkeep.core.errors import ConfigError, DataError, MethodError, RunError, check_choice, warn
+from fedkeep.core.errors import ConfigError, DataError, MethodError, RunError, check_choice, raising, warn
 from fedkeep.core.files import beside, expanded, keep_private, state_name, sync_folder, sync_tree
 from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net
@@ -613,18 +613,16 @@ class Run:
             ConfigError: the server is elsewhere, and has published nothing for this client.
         """
         name = self._name(client)
-        if self.published is None and self.roster is None:
-            return self.method.server.sent(self.whole, name)
         if self.published is None:
-            try:
+            with raising(
+                MethodError,
+                "The server of {method!r} has a part for each client that trained, and none for {client!r}. Train a "
+                "method that sends all clients the same.",
+                *([] if self.roster is None else [DataError]),
+                method=self.method.name,
+                client=name,
+            ):
                 return self.method.server.sent(self.whole, name)
-            except DataError as error:
-                raise MethodError(
-                    "The server of {method!r} has a part for each client that trained, and none for "
-                    "{name!r}. Train a method that sends all clients the same.",
-                    method=self.method.name,
-                    name=name,
-                ) from error
         found = self.published.get(name, self.published.get(ALL))
         if found is None:
             raise ConfigError(

@@ -33,21 +33,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from safetensors.torch import save
 from torch import Tensor
 
 from fedkeep.core.describe import differences
-from fedkeep.core.errors import FedkeepError, NonFiniteError, RoundError, RunError, StoreError
+from fedkeep.core.errors import FedkeepError, NonFiniteError, RoundError, RunError, StoreError, raising
 from fedkeep.core.files import (
+    append_of_run,
     check_tensors,
     layout,
     load_verified,
     remove_leftovers,
-    whole_or_error,
     write_of_run,
 )
-from fedkeep.core.locks import NO_LOCKS, take_lock
+from fedkeep.core.locks import NO_LOCKS, Lock, take_lock
 from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line
 from fedkeep.core.run_files import GROWING, Commit, Moment, numerics_of, read_commit, read_info
@@ -93,15 +93,14 @@ class RunDirectory:
         Raises:
             RunError: the folder exists and is not empty, or can't be written.
         """
-        try:
+        with raising(
+            RunError,
+            "Cannot make the run's folder {folder}: {why}. Name another: --out FOLDER, in Python out=...",
+            OSError,
+            folder=folder,
+        ):
             _check_free(folder)
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(
-                "Cannot make the run's folder {folder}: {why}. Name another: --out FOLDER, in Python out=...",
-                folder=folder,
-                why=error.strerror,
-            ) from error
         content = {**info, "format": FORMAT, "run": run_id or new_run_id(), "numerics": NUMERICS}
         run = cls(folder, content)
         with run._closed_on_error():
@@ -277,7 +276,12 @@ class RunDirectory:
 
     def _clean(self) -> None:
         """Drop what a round that was never committed has left."""
-        try:
+        with raising(
+            RunError,
+            "Cannot write to {folder}: {why}. A run must be writable to go on with it.",
+            OSError,
+            folder=self.folder,
+        ):
             for name in GROWING:
                 path, extent = self.folder / f"{name}.jsonl", getattr(self.last, name)
                 if path.exists() and path.stat().st_size > extent.size:
@@ -286,12 +290,6 @@ class RunDirectory:
                 old = re.fullmatch(r"(server|examples)-\d+\.safetensors", path.name)
                 if (old and path.name not in files_of(self.last)) or LEFTOVER.fullmatch(path.name):
                     path.unlink()
-        except OSError as error:
-            raise RunError(
-                "Cannot write to {folder}: {why}. A run must be writable to go on with it.",
-                folder=self.folder,
-                why=error.strerror or error,
-            ) from error
 
     def commit(
         self,
@@ -372,18 +370,7 @@ class RunDirectory:
         path, before = self.folder / f"{name}.jsonl", getattr(self.last, name)
         found = self._hashes[name].copy()
         found.update(content)
-        with whole_or_error(path), open(path, "ab") as file:
-            if file.tell() != before.size:
-                raise RunError(
-                    "{path} was changed while the run went on: wanted {before} bytes, found {size}. "
-                    "Restore the run from a copy, then resume.",
-                    path=path,
-                    before=before.size,
-                    size=file.tell(),
-                )
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        append_of_run(path, content, before.size)
         self._hashes[name] = found
         return Extent(before.size + len(content), found.hexdigest())
 
@@ -465,7 +452,7 @@ def in_use(folder: Path) -> bool:
     return False
 
 
-def locked(folder: Path) -> FileLock:
+def locked(folder: Path) -> Lock:
     """Return a folder's lock, held.
 
     Raises:

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedkeep import data as room
 from fedkeep.core.arguments import accepted
-from fedkeep.core.errors import ConfigError, DataError, did_you_mean
+from fedkeep.core.errors import ConfigError, DataError, did_you_mean, raising
 from fedkeep.core.files import expanded
 from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out, readers
 from fedkeep.data.preparation import Encoding, Plain, Raw, Ready, Rules, Source, Summary, Times, prepared
@@ -312,7 +312,8 @@ def located(what: str, place: str, folder: Path | None) -> Path:
         DataError: there is no folder of data; ``what`` wants it.
     """
     path = expanded(place)
-    try:
+    # A name that is too long, a folder that may not be entered
+    with raising(DataError, "{what}: cannot look up {place!r}: {why}.", OSError, what=what, place=place[:80]):
         if path.is_absolute():
             return path
         if folder is None:
@@ -331,10 +332,6 @@ def located(what: str, place: str, folder: Path | None) -> Path:
             )
         # --data may name the data set's own folder
         return folder if not (folder / path).exists() and folder.name == path.name else folder / path
-    except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise DataError(
-            "{what}: cannot look up {place!r}: {why}.", what=what, place=place, why=error.strerror
-        ) from error
 
 
 GROUP = "fedkeep.readers"

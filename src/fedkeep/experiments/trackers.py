@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 from urllib.parse import quote
 
-from fedkeep.core.errors import ConfigError, check_choice, first_line, installing, warn
+from fedkeep.core.errors import ConfigError, check_choice, first_line, installing, raising, warn
 from fedkeep.core.files import expanded, write_of_run
 from fedkeep.core.records import Record, read_records
 from fedkeep.experiments.run_directory import RunDirectory, new_run_id
@@ -261,12 +261,16 @@ def named_tracker(given: str | Tracker) -> Tracker:
         return given
     module, colon, kind = given.partition(":")
     if colon:
-        try:
+        with raising(
+            ConfigError,
+            "run.trackers: {given!r} cannot be made: {why}.",
+            ImportError,
+            AttributeError,
+            TypeError,
+            ValueError,
+            given=given,
+        ):
             return named_tracker(getattr(importlib.import_module(module), kind)())
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise ConfigError(
-                "run.trackers: {given!r} cannot be made: {why}.", given=given, why=first_line(error)
-            ) from error
     check_choice("run.trackers wants package.module:Class,", given, STORES)
     if importlib.util.find_spec(given) is None:
         raise ConfigError(

@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from fedkeep.core.arguments import accepted
-from fedkeep.core.errors import ConfigError, FedkeepError, MethodError, NonFiniteError, first_line
+from fedkeep.core.errors import ConfigError, FedkeepError, MethodError, NonFiniteError, raising
 from fedkeep.core.net import tensors_of
 from fedkeep.data import SPLITS, FederatedData
 from fedkeep.data.federated import take
@@ -89,7 +89,20 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
         ConfigError: method, model and data don't fit each other; the method is named.
     """
     name = config.name or config.method.kind
-    try:
+    # A method that wants another kind of model
+    with (
+        raising(
+            ConfigError,
+            "{name}: {why}. It does not fit the model {kind!r}.",
+            TypeError,
+            ValueError,
+            AttributeError,
+            KeyError,
+            name=name,
+            kind=config.model.kind,
+        ),
+        raising(ConfigError, "{name}: {why}", FedkeepError, name=name),
+    ):
         config = settled(config, data)
         model = build_model(config, data, folder)
         method = fit(build_method(config.method), model, data)
@@ -102,20 +115,6 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
         found = told_head(method, model, data)
         note = f"{name}: {found}." if found else ""
         _try(config, model, method, data)
-    except FedkeepError as error:
-        raise ConfigError("{name}: {why}", name=name, why=error) from error
-    except (
-        TypeError,
-        ValueError,
-        AttributeError,
-        KeyError,
-    ) as error:  # a method that wants another kind of model
-        raise ConfigError(
-            "{name}: {why} It does not fit the model {model!r}.",
-            name=name,
-            why=first_line(error),
-            model=config.model.kind,
-        ) from error
     federated = not config.run.centralised
     private = bool(method.split.personal(dict(module.state_dict())))
     later = federated and method.adapt.everyone

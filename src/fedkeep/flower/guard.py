@@ -16,7 +16,6 @@ before it imports anything but Python's own library; it ends as soon as nobody h
 from __future__ import annotations
 
 import argparse
-import contextlib
 import http.client
 import ipaddress
 import os
@@ -133,9 +132,9 @@ def _end_with_parent(parent: int) -> None:
 
 def _end(why: str) -> NoReturn:
     """End this process, whatever it is at: nothing that it does is of use, or harms what is durable."""
-    with contextlib.suppress(OSError):  # a log on a disk that is full
-        sys.stderr.write(f"{why}\n")
-        sys.stderr.flush()
+    from fedkeep.flower import stay
+
+    stay.tell(why)
     os._exit(1)
 
 

@@ -34,7 +34,7 @@ from safetensors.torch import save
 from torch import nn
 
 from fedkeep.core.describe import digest
-from fedkeep.core.errors import BusyError, ConfigError, StoreError, UploadError, did_you_mean, shown
+from fedkeep.core.errors import BusyError, ConfigError, StoreError, UploadError, did_you_mean, raising, shown
 from fedkeep.core.files import (
     PRIVATE_FILE,
     PRIVATE_FOLDER,
@@ -44,6 +44,7 @@ from fedkeep.core.files import (
     wipe_leftovers,
     write_whole,
 )
+from fedkeep.core.grouping import by_key
 from fedkeep.core.locks import take_lock
 from fedkeep.core.params import Params, nonfinite
 from fedkeep.core.sealed import check_format, is_sealed, seal
@@ -176,7 +177,16 @@ class Own:
         """
         if not path.exists():
             return None
-        try:
+        with raising(
+            StoreError,
+            "{name} in the folder of keep() is damaged: {why}. Restore it from a copy, or remove it to "
+            "begin anew with the server's values.",
+            OSError,
+            SafetensorError,
+            ValueError,
+            KeyError,
+            name=path.name,
+        ):
             with safe_open(path, "pt") as file:
                 about: dict[str, Any] = json.loads((file.metadata() or {})["fedkeep"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -189,13 +199,6 @@ class Own:
             )
             if not is_sealed(about) or about["digest"] != digest(tensors):
                 raise ValueError("its checksum is not that of its content")
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise StoreError(
-                "{path} in the folder of keep() is damaged: {why}. Restore it from a copy, or remove it to "
-                "begin anew with the server's values.",
-                path=path.name,
-                why=error,
-            ) from error
         places: list[Place] = [(key, name) for key, name in about["places"]]
         found = {p: tensors["/".join(p)] for p in places}
         before = {p: tensors[at] for p in places if (at := f"{BEFORE}{'/'.join(p)}") in tensors}
@@ -235,13 +238,13 @@ def _answered(
         _restore(reply, received, globs, values)
         return reply
     folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    try:
-        with take_lock(path.with_suffix(".lock"), PATIENCE, PRIVATE_FILE):
-            return _trained(globs, path, message, context, call_next, received)
-    except Timeout as error:
-        raise BusyError(
-            "Another process trains with {path} of the folder of keep().", path=path.name
-        ) from error
+    with (
+        raising(
+            BusyError, "Another process trains with {name} of the folder of keep().", Timeout, name=path.name
+        ),
+        take_lock(path.with_suffix(".lock"), PATIENCE, PRIVATE_FILE),
+    ):
+        return _trained(globs, path, message, context, call_next, received)
 
 
 def _trained(
@@ -323,9 +326,7 @@ def _restore(
     """
     if not reply.has_content():
         return {}
-    homes: dict[str, list[Place]] = {}
-    for place in received:
-        homes.setdefault(place[1], []).append(place)
+    homes = by_key((place[1], place) for place in received)
     back: dict[Place, Array] = {}
     trained: dict[Place, torch.Tensor] = {}
     found = _private(reply.content, globs)

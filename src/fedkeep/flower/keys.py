@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, raising
 from fedkeep.core.files import write_whole
 
 DAYS = 365
@@ -244,9 +244,8 @@ def check_certificate(path: Path, now: datetime | None = None) -> None:
 
 
 def _certificate_in(path: Path) -> x509.Certificate:
-    try:
+    with (
+        raising(ConfigError, "{path} is no certificate.", ValueError, path=path),
+        raising(ConfigError, "There is no certificate {path}: {why}.", OSError, path=path),
+    ):
         return x509.load_pem_x509_certificate(path.read_bytes())
-    except OSError as error:
-        raise ConfigError("There is no certificate {path}: {why}.", path=path, why=error.strerror) from error
-    except ValueError as error:
-        raise ConfigError("{path} is no certificate.", path=path) from error

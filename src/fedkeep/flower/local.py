@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedkeep.core.errors import ConfigError, RunError, first_line
+from fedkeep.core.errors import ConfigError, RunError, raising
 from fedkeep.core.files import write_whole
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.build import with_head_named
@@ -127,12 +127,8 @@ def federation(local: Local, say: Say = lambda text: None) -> Iterator[tuple[Lin
         ConfigError, RunError: something did not start, or another process has the folder; says what and why.
     """
     local.folder.mkdir(parents=True, exist_ok=True)
-    lock = locked(local.folder)
-    try:
-        with _started(local, say) as started:
-            yield started
-    finally:
-        lock.release()
+    with locked(local.folder), _started(local, say) as started:
+        yield started
 
 
 @contextmanager
@@ -331,12 +327,15 @@ def _on_its_way(link: Control, note: Path) -> str:
 
 def _out_of(project: Path) -> str:
     path = project / "pyproject.toml"
-    try:
+    with raising(
+        ConfigError,
+        "{project} is no project of fedkeep flower: {why}.",
+        OSError,
+        KeyError,
+        TypeError,
+        project=project,
+    ):
         return str(from_toml(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]["out"])
-    except (OSError, KeyError, TypeError) as error:
-        raise ConfigError(
-            "{project} is no project of fedkeep flower: {why}.", project=project, why=first_line(error)
-        ) from error
 
 
 def troubles(run: Path) -> list[str]:

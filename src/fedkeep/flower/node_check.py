@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from fedkeep.core.errors import ConfigError, FedkeepError, first_line
+from fedkeep.core.errors import ConfigError, FedkeepError, Finding, raising
 from fedkeep.core.files import beside
 from fedkeep.core.net import Net
 from fedkeep.data.preparation import Encoding, Summary, agreeing
@@ -21,15 +21,6 @@ from fedkeep.remote.node_config import build_node, experiment, states_folder
 
 EXPERIMENT = "experiment.toml"
 """Beside a device's configuration: the experiment that it is to take part in, for its owner to read and to check."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was looked at, what was found, and whether it is good; what is not says how to mend it."""
-
-    what: str
-    found: str
-    good: bool = True
 
 
 def findings(config: Path, experiment: Path | None = None) -> Iterator[Finding]:
@@ -85,15 +76,14 @@ def _states(config: Path) -> str:
     folder = states_folder(config)
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     part = beside(place / "check")
-    try:
+    with raising(
+        ConfigError,
+        "{place} cannot be written: {why}. Name another in device.folder, or change its rights.",
+        OSError,
+        place=place,
+    ):
         part.touch(0o600)
         part.unlink()
-    except OSError as error:
-        raise ConfigError(
-            "{place} cannot be written: {why}. Name another in device.folder, or change its rights.",
-            place=place,
-            why=error.strerror,
-        ) from error
     if place == folder and os.name == "posix" and folder.stat().st_mode & 0o077:
         return f"{folder} can be written; others may enter it until the first round"
     return f"{folder} can be written"
@@ -107,16 +97,13 @@ def _model(node: Node, config: Config) -> str:
     told = json.loads(node.source.summary(rules).to_json())
     agreed, _ = agreeing({"here": Summary.from_json(json.dumps(told))})
     encoding = json.loads(Encoding.of(agreed).to_json())
-    try:
+    with raising(
+        ConfigError, "{why} Ask the project's owner, or install what the model needs.", FedkeepError
+    ):
         module, method = experiment(sent_of(config), encoding)
         method = method.fitted(module)
         module = method.made_for(module)
         halves = method.split.halves(module)
-    except FedkeepError as error:
-        raise ConfigError(
-            "{why} Ask the project's owner, or install what the model needs.",
-            why=first_line(error),
-        ) from error
     initial = Net(module).initial()
     kept = sum(value.numel() for value in halves.private(initial).values())
     sent = sum(value.numel() for value in halves.federated(initial).values())

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fedkeep.core.errors import ConfigError, RunError, installing
+from fedkeep.core.errors import ConfigError, RunError, installing, raising
 from fedkeep.core.files import PRIVATE_MASK
 
 MARK = "FEDKEEP_DEPLOYMENT"
@@ -255,16 +255,15 @@ def check_port(port: int, what: str, advice: str = "Name another with --port.") 
     """Raise ConfigError if somebody listens on a port of this machine already; ``advice`` says what to do."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with raising(
+            ConfigError,
+            "The port {port}, which {what} wants, is in use ({why}). {advice}",
+            OSError,
+            port=port,
+            what=what,
+            advice=advice,
+        ):
             probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ConfigError(
-                "The port {port}, which {what} wants, is in use ({why}). {advice}",
-                port=port,
-                what=what,
-                why=error.strerror,
-                advice=advice,
-            ) from error
 
 
 def check_reachable(address: str, patience: float = 3.0) -> None:
@@ -272,11 +271,12 @@ def check_reachable(address: str, patience: float = 3.0) -> None:
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit():
         raise ConfigError("The link's address is host:port; got {address!r}.", address=address)
-    try:
+    with raising(
+        ConfigError,
+        "There is no link at {address}: {why}. Start it first, or check the address and the firewall.",
+        OSError,
+        OverflowError,
+        UnicodeError,
+        address=address,
+    ):
         socket.create_connection((host.strip("[]"), int(port)), timeout=patience).close()
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigError(
-            "There is no link at {address}: {why}. Start it first, or check the address and the firewall.",
-            address=address,
-            why=getattr(error, "strerror", None) or error,
-        ) from error

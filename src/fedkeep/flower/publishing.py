@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedkeep.core.describe import digest
-from fedkeep.core.errors import ConfigError, RunError, first_line
+from fedkeep.core.errors import ConfigError, RunError, raising
 from fedkeep.core.files import PRIVATE_FILE, private_folder, write_whole
 from fedkeep.core.params import Params, nonfinite
 from fedkeep.core.sealed import check_format
@@ -99,7 +99,27 @@ def read_published(path: Path, trusted: Iterable[Path]) -> Published:
             that this names has not signed the file.
         ConfigError: there is no such file, or one of the keys is none.
     """
-    try:
+    with (
+        raising(
+            RunError,
+            "{path} is nothing that a run published, or is damaged: {why}.",
+            OSError,
+            SafetensorError,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+            path=path,
+        ),
+        raising(
+            ConfigError,
+            "There is no file {path}. It is what fedkeep flower publish has written.",
+            FileNotFoundError,
+            IsADirectoryError,
+            path=path,
+        ),
+    ):
         with safe_open(str(path), framework="pt") as file:
             found = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
@@ -128,25 +148,6 @@ def read_published(path: Path, trusted: Iterable[Path]) -> Published:
         published = Published(**{name: header[name] for name in names}, sent=sent)
         if not RUN_ID.fullmatch(published.run):
             raise ValueError("its run has no name")
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise ConfigError(
-            "There is no file {path}. It is what fedkeep flower publish has written.",
-            path=path,
-        ) from error
-    except (
-        OSError,
-        SafetensorError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        RecursionError,
-    ) as error:
-        raise RunError(
-            "{path} is nothing that a run published, or is damaged: {why}.",
-            path=path,
-            why=first_line(error),
-        ) from error
     _check_covers(contents, published, str(path))
     return published
 
@@ -161,15 +162,19 @@ def _check_covers(contents: Mapping[str, bytes], published: Published, where: st
 
 def _publisher(contents: Mapping[str, str], where: str) -> Ed25519PublicKey:
     """Return the key that a project names."""
-    try:
+    with raising(
+        RunError,
+        "{where}: the signed project names no key that publishes ({PUBLISHER}). Make keys with fedkeep "
+        "flower init, and sign the project beside publisher.pub.",
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        UnsupportedAlgorithm,
+        where=where,
+        PUBLISHER=PUBLISHER,
+    ):
         key = load_ssh_public_key(json.loads(contents[PUBLISHER])["ed25519"].encode())
-    except (KeyError, ValueError, TypeError, AttributeError, UnsupportedAlgorithm) as error:
-        raise RunError(
-            "{where}: the signed project names no key that publishes ({publisher}). Make keys with fedkeep flower init, "
-            "and sign the project beside publisher.pub.",
-            where=where,
-            publisher=PUBLISHER,
-        ) from error
     if not isinstance(key, Ed25519PublicKey):
         raise RunError("{where}: the key in {publisher} is no Ed25519 key.", where=where, publisher=PUBLISHER)
     return key

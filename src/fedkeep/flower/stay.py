@@ -87,7 +87,7 @@ def forked(do: Callable[[], None]) -> int:
         code = 0
     except SystemExit as end:
         if isinstance(end.code, str):
-            _tell(end.code)
+            tell(end.code)
         else:
             code = end.code or 0
     except BaseException:  # noqa: BLE001  nothing of the parent's may go on in the child
@@ -130,7 +130,7 @@ class Forks:
                 continue
             self.running.remove(child)
             if code < 0:
-                _tell(f"The process of a message was ended by signal {-code}; the node goes on.")
+                tell(f"The process of a message was ended by signal {-code}; the node goes on.")
 
     def _serve(self, words: Sequence[str], *, quiet: bool) -> None:
         if quiet:
@@ -189,7 +189,7 @@ class Started:
     def check(self) -> None:
         """Ask this node to end where its SuperExec has: it would take messages, and answer none."""
         if self.child is not None and (code := ended(self.child)) is not None:
-            _tell(f"The process that serves messages has ended (exit code {code}), and so does this node.")
+            tell(f"The process that serves messages has ended (exit code {code}), and so does this node.")
             self.child = None
             signal.raise_signal(signal.SIGTERM)
 
@@ -262,7 +262,8 @@ def _flush() -> None:
             stream.flush()
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """Say something in the log, if it can be written."""
     with contextlib.suppress(OSError):  # a log on a disk that is full
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from pydantic import Field
 
-from fedkeep.core.errors import ConfigError, first_line
+from fedkeep.core.errors import ConfigError, first_line, raising
 from fedkeep.experiments.config import parse_toml, read_text
 from fedkeep.experiments.config_tables import Strict, made_of
 from fedkeep.flower import guard
@@ -221,17 +221,18 @@ def check_clock(told: str, now: float) -> None:
 
 
 def _check_key(path: Path) -> None:
-    try:
-        key = load_ssh_private_key(path.read_bytes(), password=None)
-    except OSError as error:
-        raise ConfigError(
-            "link.key: there is no key {path}: {why}.", path=path, why=error.strerror
-        ) from error
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(
+    with (
+        raising(
+            ConfigError,
             "link.key: {path} is no private key in OpenSSH's form without a password.",
+            ValueError,
+            TypeError,
+            UnsupportedAlgorithm,
             path=path,
-        ) from error
+        ),
+        raising(ConfigError, "link.key: there is no key {path}: {why}.", OSError, path=path),
+    ):
+        key = load_ssh_private_key(path.read_bytes(), password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(
             "link.key: {path} is no key on a NIST curve. Make one with fedkeep flower init.", path=path
@@ -239,7 +240,5 @@ def _check_key(path: Path) -> None:
 
 
 def _check_trusted(path: Path) -> None:
-    try:
+    with raising(ConfigError, "link.trusted: {why}", ConfigError):
         public_key(path)
-    except ConfigError as error:
-        raise ConfigError("link.trusted: {why}", why=error) from error

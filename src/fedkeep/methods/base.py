@@ -10,7 +10,7 @@ from torch import nn
 
 from fedkeep.core.copying import copied
 from fedkeep.core.describe import check_kind, describe
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_choice
 from fedkeep.core.heads import FOUND, Head
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
@@ -88,10 +88,7 @@ class Adapt(Changeable):
     everyone: bool = False
 
     def __post_init__(self) -> None:
-        if self.rate_decay not in (None, "linear"):
-            raise MethodError(
-                "rate_decay must be None or 'linear'; got {rate_decay!r}.", rate_decay=self.rate_decay
-            )
+        check_choice("rate_decay must be", self.rate_decay, (None, "linear"), MethodError)
 
 
 def private_part(local: Phase) -> Adapt:

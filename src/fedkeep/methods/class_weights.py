@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError, shown
+from fedkeep.core.errors import MethodError, raising, shown
 
 NO_LABEL = torch.iinfo(torch.int64).min
 """A label that no example has: torch would leave out examples of label -100 without a word."""
@@ -20,15 +20,17 @@ def checked_weights(given: Iterable[float]) -> tuple[float, ...]:
     Raises:
         MethodError: they are no numbers, one is negative or not finite, or all are 0.
     """
-    try:
+    with raising(
+        MethodError,
+        "class_weights must be numbers, one for each class, e.g. [1.0, 20.0]; got {given!r}.",
+        TypeError,
+        ValueError,
+        RuntimeError,
+        given=given,
+    ):
         if isinstance(given, str):
             raise TypeError
         weights = tuple(float(w) for w in given)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise MethodError(
-            "class_weights must be numbers, one for each class, e.g. [1.0, 20.0]; got {given!r}.",
-            given=given,
-        ) from error
     finite = all(math.isfinite(w) and w >= 0 for w in weights)
     if not finite or not any(weights):
         raise MethodError(

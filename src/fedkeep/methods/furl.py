@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_choice
 from fedkeep.methods.base import Adapt, Method, private_part
 from fedkeep.methods.client import Client, Init, by_share, newest
 from fedkeep.methods.phase import Patterns, Phase, telling
@@ -49,10 +49,7 @@ def furl(
     split = Split(private)
     if not split.private:
         raise MethodError("FURL needs at least one private pattern; with none it is methods.fedavg().")
-    if private_scale not in (1, "fedavg"):
-        raise MethodError(
-            "private_scale must be 1 or 'fedavg'; got {private_scale!r}.", private_scale=private_scale
-        )
+    check_choice("private_scale must be", private_scale, (1, "fedavg"), MethodError)
     client = Client(
         phases=(local,), keep=Init(value=private_init), accept=newest if private_scale == 1 else by_share
     )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.copying import copied
-from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.core.errors import ConfigError, did_you_mean, raising
 from fedkeep.core.files import expanded, read_tensors, write_tensors, write_whole
 from fedkeep.core.params import Params
 
@@ -277,19 +277,19 @@ def is_peft(model: nn.Module) -> bool:
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return what an adapter's two files hold."""
-    try:
+    with raising(
+        ConfigError,
+        "Wanted {config} and {weights} in {folder}: {why}",
+        OSError,
+        ValueError,
+        config=CONFIG,
+        weights=WEIGHTS,
+        folder=folder,
+    ):
         config = json.loads((folder / CONFIG).read_text("utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"{CONFIG} holds no object.")
         return config, dict(read_tensors(folder / WEIGHTS))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "Wanted {config} and {weights} in {folder}: {error}",
-            config=CONFIG,
-            weights=WEIGHTS,
-            folder=folder,
-            error=error,
-        ) from error
 
 
 def _peft_config(model: Any, name: str) -> Any:

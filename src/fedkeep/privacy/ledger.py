@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from fedkeep.core.errors import BudgetError, ConfigError, RunError
-from fedkeep.core.files import sync_folder, whole_or_error
+from fedkeep.core.errors import BudgetError, ConfigError, RunError, raising
+from fedkeep.core.files import append_of_run, sync_folder, whole_or_error
 from fedkeep.core.sealed import check_format
 from fedkeep.privacy.accounting import Accountant, Release, epsilon, rounds_within
 
@@ -218,18 +218,7 @@ class Ledger:
     def _append(self, entry: Mapping[str, Any]) -> None:
         line = (json.dumps({"before": self.head, **entry}) + "\n").encode()
         if self.path is not None:
-            with whole_or_error(self.path), open(self.path, "ab") as file:
-                if file.tell() != self._size:
-                    raise RunError(
-                        "{path} was changed while the run went on: wanted {wanted} bytes, found {end}. Nothing of "
-                        "this round is released. Restore the run from a copy, then resume.",
-                        path=self.path,
-                        wanted=self._size,
-                        end=file.tell(),
-                    )
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
+            append_of_run(self.path, line, self._size)
         self.head, self._size = hashlib.sha256(line).hexdigest(), self._size + len(line)
 
     def _check(self, known: Sequence[Mapping[str, Any]], whole: bytes) -> None:
@@ -257,21 +246,20 @@ def marks(info: Mapping[str, Any], extra: Mapping[str, Any]) -> list[Mapping[str
 
 
 def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise RunError(
+    with (
+        raising(
+            RunError, "Cannot read the ledger {file}: {why}. Restore the run from a copy.", OSError, file=path
+        ),
+        raising(
+            RunError,
             "There is no ledger {file}: the run has no differential privacy, or the file was lost. A run "
-            "with a table [privacy] writes one; a lost one must come from a copy, as nobody can tell "
-            "what was spent.",
+            "with a table [privacy] writes one; a lost one must come from a copy, as nobody can tell what "
+            "was spent.",
+            FileNotFoundError,
             file=path,
-        ) from error
-    except OSError as error:
-        raise RunError(
-            "Cannot read the ledger {file}: {strerror}. Restore the run from a copy.",
-            file=path,
-            strerror=error.strerror,
-        ) from error
+        ),
+    ):
+        return path.read_bytes()
 
 
 def _parsed(path: Path, content: bytes, run: str) -> Ledger:
@@ -294,15 +282,18 @@ def _parsed(path: Path, content: bytes, run: str) -> Ledger:
         head = hashlib.sha256(line).hexdigest()
     if entries:
         check_format(path, entries[0].get("format"), FORMAT)
-    try:
+    with raising(
+        RunError,
+        "{file} is no ledger of this run: {why}. Restore the run from a copy.",
+        IndexError,
+        KeyError,
+        TypeError,
+        ValueError,
+        ConfigError,
+        file=path,
+    ):
         ledger = Ledger(_terms(entries[0], run), path, [_round(e) for e in entries[1:]], head)
         ledger._size = len(content)
-    except (IndexError, KeyError, TypeError, ValueError, ConfigError) as error:
-        raise RunError(
-            "{file} is no ledger of this run: {why}. Restore the run from a copy.",
-            file=path,
-            why=error,
-        ) from error
     return ledger
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from fedkeep.audit.report import not_covered
+from fedkeep.core.grouping import by_key
 from fedkeep.report.blocks import Content, Section, Text
 from fedkeep.report.tables import Table
 
@@ -126,21 +127,19 @@ def summary(proof: Proof) -> str:
 
 def table(items: Sequence[Item], title: str = "") -> Table:
     """Return what leaves as rows; what has the same verdict for the same reason is in one."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for one in items:
+
+    def reason(one: Item) -> tuple[str, ...]:
         why = "; ".join(one.by) or (" → ".join(one.path) if one.verdict != "path named" else "")
-        kind = one.leaves.partition("/")[0]
-        groups.setdefault((kind, one.verdict, why, one.falsifier), []).append(one.leaves)
+        return one.leaves.partition("/")[0], one.verdict, why, one.falsifier
+
+    groups = by_key((reason(one), one.leaves) for one in items)
     rows = tuple((_names(names), *key[1:]) for key, names in groups.items())
     return Table(("What leaves", "Verdict", "By", "Falsifier"), rows, title=title, left=4)
 
 
 def paths(items: Sequence[Item]) -> list[str]:
     """Return a line for each path by which what must stay leaves undeclared, with what leaves by it."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for one in items:
-        if one.verdict == "path named":
-            groups.setdefault(one.path, []).append(one.leaves)
+    groups = by_key((one.path, one.leaves) for one in items if one.verdict == "path named")
     return [f"{_names(names)}: {' → '.join(path)}" for path, names in groups.items()]
 
 

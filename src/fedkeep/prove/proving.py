@@ -47,6 +47,7 @@ from fedkeep.audit.images import (
     statistics,
 )
 from fedkeep.core.errors import FedkeepError
+from fedkeep.core.grouping import by_key
 from fedkeep.core.modes import with_gradients
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
@@ -438,10 +439,8 @@ class Judge:
 
     def items(self) -> list[Item]:
         """Return a verdict on each thing that leaves."""
-        found: dict[str, list[tuple[Node, Taken | None]]] = {}
-        for taken in self.made.taken:
-            for label, node in taken.nodes.items():
-                found.setdefault(label, []).append((node, taken))
+        left = ((label, (node, taken)) for taken in self.made.taken for label, node in taken.nodes.items())
+        found: dict[str, list[tuple[Node, Taken | None]]] = {**by_key(left)}
         found |= {"weight": []} | {told: [(n, None) for n in self.told[told]] for told in ("loss", "status")}
         found |= {label: [(node, None)] for label, node in self.made.server.items()}
         return [*(self.item(label, seen) for label, seen in found.items()), self.judged()]
@@ -576,9 +575,7 @@ class Judge:
 
 def worst(found: Sequence[Sequence[Item]]) -> tuple[Item, ...]:
     """Return of each thing that leaves the worst verdict of several traces, and the falsifier's worst word."""
-    by: dict[str, list[Item]] = {}
-    for one in (item for items in found for item in items):
-        by.setdefault(one.leaves, []).append(one)
+    by = by_key((one.leaves, one) for items in found for one in items)
     rank, said = (
         list(VERDICTS),
         ("not tried", AGREES, CHANGES, LENGTHS_CHANGE, CARRIES, COPIES, SINGLY, OPT_OUT_CHANGES),

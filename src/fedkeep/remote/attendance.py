@@ -7,9 +7,11 @@ from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fedkeep.core.errors import ConfigError, RunError, did_you_mean, first_line
+from pydantic import TypeAdapter
+
+from fedkeep.core.errors import ConfigError, RunError, did_you_mean, raising
 from fedkeep.core.files import write_whole
 from fedkeep.core.records import read_records
 from fedkeep.core.run_files import read_commit, read_info
@@ -18,6 +20,7 @@ from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.remote.ledger import Roster
 from fedkeep.store import VersionLedger
 
+T = TypeVar("T")
 SOME = 5
 """Clients that a line names."""
 DROPPED = "dropped.json"
@@ -112,17 +115,26 @@ def dropped_from(folder: Path) -> frozenset[str]:
     Raises:
         RunError: the file that names them is damaged.
     """
-    try:
-        found = json.loads((folder / DROPPED).read_bytes())
-    except FileNotFoundError:
-        return frozenset()
-    except (OSError, ValueError) as error:
-        raise RunError(
-            "{file} cannot be read: {why}. Mend it, or remove it and drop them again.",
-            file=folder / DROPPED,
-            why=first_line(error),
-        ) from error
-    return frozenset(map(str, found))
+    return frozenset(noted(folder / DROPPED, list[str], "drop"))
+
+
+def noted(path: Path, kind: type[T], verb: str) -> T:
+    """Return what a run's owner has noted in a file, checked; nothing, where there is none.
+
+    Raises:
+        RunError: it is damaged; ``verb`` is what the owner does to have it again.
+    """
+    if not path.exists():
+        return kind()
+    with raising(
+        RunError,
+        "{path} cannot be read: {why}. Mend it, or remove it and {verb} them again.",
+        OSError,
+        ValueError,
+        path=path,
+        verb=verb,
+    ):
+        return TypeAdapter(kind).validate_python(json.loads(path.read_bytes()))
 
 
 def move(folder: Path, clients: Collection[str], key: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.core.copying import copied
-from fedkeep.core.errors import ConfigError, DataError, RunError
+from fedkeep.core.errors import ConfigError, DataError, RunError, raising
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, under
 from fedkeep.core.run_files import read_commit, read_info
@@ -113,15 +113,14 @@ class Older(Ancestor):
         Raises:
             ConfigError: what is new cannot have a number; says why.
         """
-        try:
+        with raising(
+            ConfigError,
+            "continue_from: these data do not extend the encoding of the run {run}. {why} Give all devices "
+            "columns and labels of the same kind as then, or begin a new run.",
+            DataError,
+            run=self.run,
+        ):
             return encoding_from(self.encoding).extended(told)
-        except DataError as error:
-            raise ConfigError(
-                "continue_from: these data do not extend the encoding of the run {run}. {why} Give all devices "
-                "columns and labels of the same kind as then, or begin a new run.",
-                run=self.run,
-                why=error,
-            ) from error
 
     def grown(self, encoding: Encoding) -> Grown:
         """Return which sizes have grown in the new run's encoding."""

@@ -31,7 +31,7 @@ import shutil
 import sqlite3
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -39,11 +39,11 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fedkeep.core.errors import BusyError, RunError, StoreError
+from fedkeep.core.errors import BusyError, RunError, StoreError, raising
 from fedkeep.core.files import (
     NEW_FILE,
     PRIVATE_FILE,
@@ -55,7 +55,7 @@ from fedkeep.core.files import (
     wipe,
     wipe_leftovers,
 )
-from fedkeep.core.locks import take_lock
+from fedkeep.core.locks import Lock, take_lock
 from fedkeep.core.params import Params, difference_of_names, nonfinite
 from fedkeep.core.sealed import check_format
 from fedkeep.store.database import Database, check_row, logs_of, new_file
@@ -278,19 +278,17 @@ class DeviceFile(VersionFile):
         try:
             with suppress(StoreError):  # what stays harms no state that is served
                 wipe_rest(path)
-            self._file = Database(path, log=False)
-            try:
-                self._refuse_others(owner)
-                self._file.begin_to_write()
-                self.about = self._read_about(owner)
-                super().__init__(self._file, self.run, RowFormat(first_values(self.about.columns)))
-                self._file.query("PRAGMA secure_delete = ON")
-            except BaseException:
-                self._file.close()
-                raise
-        except (OSError, ValueError, TypeError, KeyError, sqlite3.Error) as error:
-            self._lock.release()
-            raise self.damaged(error) from error
+            with self.whole():
+                self._file = Database(path, log=False)
+                try:
+                    self._refuse_others(owner)
+                    self._file.begin_to_write()
+                    self.about = self._read_about(owner)
+                    super().__init__(self._file, self.run, RowFormat(first_values(self.about.columns)))
+                    self._file.query("PRAGMA secure_delete = ON")
+                except BaseException:
+                    self._file.close()
+                    raise
         except BaseException:
             self._lock.release()
             raise
@@ -351,10 +349,8 @@ class DeviceFile(VersionFile):
         Raises:
             StoreError: the file is damaged.
         """
-        try:
+        with self.whole():
             return self.found(client)
-        except (sqlite3.Error, ValueError) as error:
-            raise self.damaged(error) from error
 
     def values(self, version: Version) -> Params:
         """Return a version's values.
@@ -362,10 +358,8 @@ class DeviceFile(VersionFile):
         Raises:
             StoreError: they are damaged; names the client.
         """
-        try:
+        with self.whole():
             row = self.row(version.number, version.client, version.attempt)
-        except sqlite3.Error as error:
-            raise self.damaged(error) from error
         if row is None:
             raise StoreError(
                 "Version {version} of what client {client!r} keeps in the run {run!r} does not "
@@ -383,16 +377,17 @@ class DeviceFile(VersionFile):
         Raises:
             StoreError: the disk is full or can't be written.
         """
-        try:
-            with self._file.transaction("BEGIN IMMEDIATE"):
-                yield
-        except sqlite3.Error as error:
-            raise StoreError(
+        with (
+            raising(
+                StoreError,
                 "The private state of the run {run!r} cannot be written: {why}. Nothing was lost: it is as it "
                 "was before. Free some space or check the rights.",
+                sqlite3.Error,
                 run=self.run,
-                why=error,
-            ) from error
+            ),
+            self._file.transaction("BEGIN IMMEDIATE"),
+        ):
+            yield
 
     def put(self, version: Version, row: bytes) -> None:
         """Write a row, in the place of one of the same name; its number is the next."""
@@ -407,11 +402,12 @@ class DeviceFile(VersionFile):
             StoreError: the file is damaged.
         """
         found: dict[Which, Word] = {}
-        for row in self._rows(f"SELECT {_NAMED} FROM words WHERE client = ?", client):
-            which, *numbers, message, crc = row
-            if which not in get_args(Which) or crc != _crc_of_named(self.run, client, row[:-1]):
-                raise self.damaged(ValueError("which versions count does not fit its checksum"))
-            found[which] = Word(Named(*numbers), message)
+        with self.whole():
+            for row in self._rows(f"SELECT {_NAMED} FROM words WHERE client = ?", client):
+                which, *numbers, message, crc = row
+                if which not in get_args(Which) or crc != _crc_of_named(self.run, client, row[:-1]):
+                    raise ValueError("which versions count does not fit its checksum")
+                found[which] = Word(Named(*numbers), message)
         return found
 
     def put_named(self, client: str, which: Which, word: Word) -> None:
@@ -429,13 +425,11 @@ class DeviceFile(VersionFile):
         Raises:
             StoreError: the file is damaged.
         """
-        try:
+        with self.whole():
             rows = self._file.query(f"SELECT {', '.join(Adapted._fields)} FROM adapted").fetchall()
             if any(tuple(map(type, row)) != (str, int, int, int, int) for row in rows):
                 raise ValueError("what names an adapted row makes no sense")
             return {row[0]: Adapted._make(row) for row in rows}
-        except (sqlite3.Error, ValueError) as error:
-            raise self.damaged(error) from error
 
     def adapted_values(self, adapted: Adapted) -> Params:
         """Return what a client adapted to.
@@ -443,21 +437,23 @@ class DeviceFile(VersionFile):
         Raises:
             StoreError: it is damaged; names the client.
         """
-        try:
+        with raising(
+            StoreError,
+            "What client {client!r} adapted to in the run {run!r} is damaged: {why}. Restore it from a "
+            "copy, or let the client adapt again.",
+            sqlite3.Error,
+            ValueError,
+            TypeError,
+            SafetensorError,
+            client=adapted.client,
+            run=self.run,
+        ):
             crc, content = self._file.query(
                 "SELECT crc, content FROM adapted WHERE client = ?", adapted[:1]
             ).fetchone()
             if crc != _crc_of_adapted(self.run, adapted, content):
                 raise ValueError("it does not fit its checksum")
             return load(content)
-        except (sqlite3.Error, ValueError, TypeError, SafetensorError) as error:
-            raise StoreError(
-                "What client {client!r} adapted to in the run {run!r} is damaged: {why}. Restore it from "
-                "a copy, or let the client adapt again.",
-                client=adapted.client,
-                run=self.run,
-                why=error,
-            ) from error
 
     def put_adapted(self, adapted: Adapted, content: bytes) -> None:
         """Write what a client adapted to, in the place of what was there; see ``adapted_content``."""
@@ -509,13 +505,11 @@ class DeviceFile(VersionFile):
         Raises:
             StoreError: the file is damaged.
         """
-        try:
+        with self.whole():
             return [
                 LogLine._make(row)._replace(scores=tuple(Score(*one) for one in json.loads(scores)))
                 for scores, *row in self._rows(f"SELECT scores, {', '.join(LogLine._fields)} FROM asked")
             ]
-        except (ValueError, TypeError) as error:
-            raise self.damaged(error) from error
 
     def counts(self) -> dict[str, Counts]:
         """Return by client how often it was asked for what.
@@ -532,18 +526,14 @@ class DeviceFile(VersionFile):
         Raises:
             StoreError: the file is damaged.
         """
-        try:
+        with self.whole():
             return [
                 json.loads(row[0]) for row in self._rows("SELECT examples FROM sums WHERE split = ?", split)
             ]
-        except ValueError as error:
-            raise self.damaged(error) from error
 
     def _rows(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
-        try:
+        with self.whole():
             return self._file.query(text, values).fetchall()
-        except sqlite3.Error as error:
-            raise self.damaged(error) from error
 
     def parts(self) -> dict[str, dict[bytes, int]]:
         """Return by client in which part each example is, by its hash; see ``remote.parts``.
@@ -552,7 +542,7 @@ class DeviceFile(VersionFile):
             StoreError: they are damaged.
         """
         found = dict[str, dict[bytes, int]]()
-        try:
+        with self.whole():
             for client, crc, content in self._file.query(
                 "SELECT client, crc, parts FROM examples"
             ).fetchall():
@@ -560,8 +550,6 @@ class DeviceFile(VersionFile):
                     raise ValueError(f"the parts of the examples of {client!r} do not fit their checksum")
                 each = (content[k : k + EXAMPLE] for k in range(0, len(content), EXAMPLE))
                 found[client] = {one[:-1]: one[-1] for one in each}
-        except (sqlite3.Error, ValueError, TypeError, AttributeError) as error:
-            raise self.damaged(error) from error
         return found
 
     def clients(self) -> set[str]:
@@ -640,26 +628,30 @@ class DeviceFile(VersionFile):
         Raises:
             StoreError: it can't be.
         """
-        try:
+        with raising(
+            StoreError,
+            "The log of the run {run!r} cannot be emptied: {why}. Try again.",
+            sqlite3.Error,
+            run=self.run,
+        ):
             (busy, *_) = self._file.query("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        except sqlite3.Error as error:
-            raise StoreError(
-                "The log of the run {run!r} cannot be emptied: {why}. Try again.",
-                run=self.run,
-                why=error,
-            ) from error
         if busy:
             raise StoreError(
                 "The log of the run {run!r} cannot be emptied: it is in use. Try again.", run=self.run
             )
 
-    def damaged(self, error: Exception) -> StoreError:
-        """Return the error of a file that can't be read. It may leave the device, so it does not say where."""
-        reason = getattr(error, "strerror", None) or error
-        return StoreError(
+    def whole(self) -> AbstractContextManager[None]:
+        """Say that the file can't be read where it is damaged. The error may leave the device, so it does not say where."""
+        return raising(
+            StoreError,
             "The private state of the run {run!r} cannot be read: {why}. Restore it from a copy, or forget it.",
+            OSError,
+            sqlite3.Error,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
             run=self.run,
-            why=reason,
         )
 
     def close(self) -> None:
@@ -827,8 +819,7 @@ def remove(path: Path, patience: float = PATIENCE) -> list[Path]:
     Raises:
         StoreError: another process has them, or they can't be removed.
     """
-    lock = locked(path, patience)
-    try:
+    with locked(path, patience) as lock:
         gone = files_of(path)
         rest = [one for one in gone if one != path]
         if path in gone:
@@ -836,8 +827,6 @@ def remove(path: Path, patience: float = PATIENCE) -> list[Path]:
         wipe_rest(path, rest)
         if path in gone:
             _try(Path.unlink, path)
-    finally:
-        lock.release()
     Path(lock.lock_file).unlink(missing_ok=True)
     return gone
 
@@ -855,11 +844,8 @@ def forget_rest(path: Path, clients: Collection[str], patience: float = PATIENCE
             "the file from a copy, or forget the run: --run {run}",
             run=path.stem,
         )
-    lock = locked(path, patience)
-    try:
+    with locked(path, patience) as lock:
         wipe_rest(path, [sum_of(path, client) for client in clients])
-    finally:
-        lock.release()
     Path(lock.lock_file).unlink(missing_ok=True)
 
 
@@ -885,26 +871,28 @@ def check_no_log(path: Path) -> None:
         )
 
 
-def locked(path: Path, patience: float) -> FileLock:
+def locked(path: Path, patience: float) -> Lock:
     """Return a run's lock, held.
 
     Raises:
         BusyError: another process has it.
         StoreError: it can't be taken.
     """
-    try:
+    with (
+        raising(
+            StoreError,
+            "The private state of the run {stem!r} cannot be locked: {why}.",
+            OSError,
+            stem=path.stem,
+        ),
+        raising(
+            BusyError,
+            "The private state of the run {stem!r} is in use by another process. Wait for it.",
+            Timeout,
+            stem=path.stem,
+        ),
+    ):
         return take_lock(path.with_suffix(".lock"), patience, PRIVATE_FILE)
-    except Timeout as error:
-        raise BusyError(
-            "The private state of the run {run!r} is in use by another process. Wait for it.",
-            run=path.stem,
-        ) from error
-    except OSError as error:
-        raise StoreError(
-            "The private state of the run {run!r} cannot be locked: {why}.",
-            run=path.stem,
-            why=error.strerror or error,
-        ) from error
 
 
 def _begin(path: Path) -> str:

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedkeep.core.errors import ConfigError, RunError, first_line
+from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import layout, write_whole
 from fedkeep.core.net import Net
 from fedkeep.core.run_files import read_info
 from fedkeep.engines import Sampler, first_global
 from fedkeep.experiments.conductor import check_cohorts
 from fedkeep.methods import Method
+from fedkeep.remote.attendance import noted
 from fedkeep.remote.ledger import Listed, Roster
 from fedkeep.remote.policy import RoundPolicy
 
@@ -59,18 +60,7 @@ def added_to(folder: Path) -> dict[str, list[str]]:
     Raises:
         RunError: the file that names them is damaged.
     """
-    path = folder / ADDED
-    try:
-        found = json.loads(path.read_bytes())
-        return {str(key): [str(client) for client in clients] for key, clients in found.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise RunError(
-            "{path} cannot be read: {why}. Mend it, or remove it and add them again.",
-            path=path,
-            why=first_line(error),
-        ) from error
+    return noted(folder / ADDED, dict[str, list[str]], "add")
 
 
 def listed_with(listed: Listed | None, added: Mapping[str, Sequence[str]]) -> Listed | None:

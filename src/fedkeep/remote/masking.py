@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import RunError, SecureSumError, StoreError, UploadError
+from fedkeep.core.errors import RunError, SecureSumError, StoreError, UploadError, raising
 from fedkeep.core.files import write_whole
 from fedkeep.core.params import SERVER, Params
 from fedkeep.data.preparation import Summary
@@ -316,15 +316,14 @@ class Masking(Sums):
 
     def _unreadable(self, path: Path, said: str) -> dict[int, _Sum]:
         """Remove secrets that cannot be read: the client makes new keys for the next sum."""
-        try:
+        with raising(
+            StoreError,
+            "{said} Nor can they be removed: {why}. Check the rights, or remove {name}.",
+            OSError,
+            said=said,
+            name=path.name,
+        ):
             path.unlink()
-        except OSError as refused:
-            raise StoreError(
-                "{said} Nor can they be removed: {why}. Check the rights, or remove {path}.",
-                said=said,
-                why=refused.strerror,
-                path=path.name,
-            ) from refused
         self.lost.append(
             f"{said} They are removed: it sits out the sums that they were of, and makes new ones for later sums."
         )
@@ -377,10 +376,8 @@ def revealed_of(made: Mapping[str, str]) -> Revealed:
 
 
 def _plain(given: Mapping[str, str]) -> dict[str, bytes]:
-    try:
+    with raising(SecureSumError, "What came for a step of a secure sum is no hexadecimal text.", ValueError):
         return {name: bytes.fromhex(text) for name, text in given.items()}
-    except ValueError as error:
-        raise SecureSumError("What came for a step of a secure sum is no hexadecimal text.") from error
 
 
 def _digest(ask: Ask, attempt: int) -> str:

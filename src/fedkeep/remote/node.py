@@ -25,7 +25,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from torch import nn
 
-from fedkeep.core.errors import ConfigError, MethodError, SecureSumError, SplitError, UploadError
+from fedkeep.core.errors import ConfigError, MethodError, SecureSumError, SplitError, UploadError, raising
 from fedkeep.core.files import private_folder
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, nbytes
@@ -241,16 +241,13 @@ class Node:
         if self._told is not None and self._told[0] == asked:
             return self._told[1]
         unused = "The rules of the summary cannot be used"
-        try:
+        with raising(RefusalError, "{unused}: {why}", TypeError, ConfigError, unused=unused):
             rules = Rules(**asked)
             here = max(rules.clients_a_word_here, self.terms.clients_a_word)
             rules = replace(rules, clients_a_word_here=here)
-        except (TypeError, ConfigError) as error:
-            raise RefusalError("{unused}: {why}", unused=unused, why=error) from error
-        try:
+        # What else a reader says may hold data
+        with raising(RefusalError, "{unused}: {why}", RuleError, unused=unused):
             told = self.source.summary(rules)
-        except RuleError as error:  # what else a reader says may hold data
-            raise RefusalError("{unused}: {why}", unused=unused, why=error) from error
         self._told = dict(asked), told
         return told
 
@@ -269,15 +266,10 @@ class Node:
             return about_data(message.run, ask.sum, hello, self._summary(asked).blank, portion)
 
         private_folder(states.parent)
-        lock = locked(states, self.terms.patience)
-        try:
+        with locked(states, self.terms.patience), raising(RefusalError, "{why}", SecureSumError):
             made, vector = Preparing(states, hello.secure, portion.what).prepared(
                 message.party, ask, bound, lambda: lanes_told(portion, self._summary(asked), message.run)
             )
-        except SecureSumError as error:
-            raise RefusalError(str(error)) from error
-        finally:
-            lock.release()
         return Prepared(run=message.run, step=ask.step, sum=ask.sum, made=made, vector=vector)
 
     def _check(self, hello: Hello) -> None:

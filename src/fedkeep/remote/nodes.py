@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fedkeep.core.errors import ConfigError, DataError, UploadError
+from fedkeep.core.errors import ConfigError, DataError, UploadError, raising
 from fedkeep.data.ids import check_ids
 from fedkeep.data.preparation import Summary
 from fedkeep.remote.events import Events
@@ -350,10 +350,8 @@ def _unfit(client: str) -> str:
 def _check_ids(clients: Iterable[str]) -> None:
     """Raise UploadError where one is no client's id, is not written as ids are, or stands there twice."""
     given = list(clients)
-    try:
+    with raising(UploadError, "{why}", DataError):
         same = list(check_ids(given)) == given
-    except DataError as error:
-        raise UploadError(str(error)) from error
     if not same:
         raise UploadError("its ids of clients are not in Unicode's normal form C.")
 
@@ -361,12 +359,10 @@ def _check_ids(clients: Iterable[str]) -> None:
 def _check_summary(here: Here, secure: bool) -> None:
     """Raise UploadError where what a node tells of its data is no summary."""
     if here.summary is not None:
-        try:
+        with raising(UploadError, "{why}", DataError):
             told = Summary.from_json(json.dumps(here.summary), "Its summary")
             if secure and told != told.blank:
                 raise UploadError("it tells numbers of its data in the clear, where secure sums were wanted.")
-        except DataError as error:
-            raise UploadError(str(error)) from error
 
 
 FIRST, MOST = 30.0, 600.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import ConfigError, RunError, SecureSumError, UploadError
+from fedkeep.core.errors import ConfigError, RunError, SecureSumError, UploadError, raising
 from fedkeep.data.preparation import Summary, agreeing, merged
 from fedkeep.data.preparation.table import cells_for, read_table
 from fedkeep.privacy.secure import Keys, SecureServer, Spent, threshold_for
@@ -175,15 +175,14 @@ class _Pooling:
         given = {party: {other: box.hex() for other, box in one.items()} for party, one in boxes.items()}
         self._step("masked", given, threshold, masked)
         survivors = dict.fromkeys(server.survivors(), "")
-        try:
+        with raising(
+            RunError,
+            "What devices tell of their data was summed, and could not be unmasked. {why} No device takes "
+            "part in a second sum of this run. Begin a new run.",
+            SecureSumError,
+        ):
             self._step("revealed", dict.fromkeys(survivors, survivors), threshold, revealed)
             total = server.total()
-        except SecureSumError as error:
-            raise RunError(
-                "What devices tell of their data was summed, and could not be unmasked. {why} No device takes part in "
-                "a second sum of this run. Begin a new run.",
-                why=error,
-            ) from error
         said = f"{len(survivors)} devices have told of their data in a sum: {portion.what}."
         self.nodes.events.note("began", said)
         self.told = {party: blanks[party] for party in survivors}

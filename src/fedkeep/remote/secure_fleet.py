@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedkeep.core.errors import LostError, RoundError, SecureSumError, refused_upload
+from fedkeep.core.errors import LostError, RoundError, SecureSumError, raising, refused_upload
 from fedkeep.core.params import Params
 from fedkeep.engines import Answer, Order
 from fedkeep.methods import Global, Method, Reduced, SecureMean, SecureSums, Sent
@@ -351,10 +351,8 @@ def summing(method: Method, fleet: Fleet) -> Method:
 @contextmanager
 def _ends_round() -> Iterator[None]:
     """Let a sum that cannot be made end its round, which is tried again with new keys."""
-    try:
+    with raising(RoundError, "The round's secure sum failed. {why}", SecureSumError):
         yield
-    except SecureSumError as error:
-        raise RoundError("The round's secure sum failed. {why}", why=error) from error
 
 
 def _light(round: int, asks: Mapping[str, Sequence[Ask]]) -> dict[str, ClientOrder]:

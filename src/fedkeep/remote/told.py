@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, raising
 from fedkeep.data.preparation import Summary
 from fedkeep.data.preparation.table import (
     LANES,
@@ -86,7 +86,12 @@ def with_names(
         DataError: a name is not that of its hash.
     """
     names, columns = read_names(run, total, _wanted(portion)), form.open
-    try:
+    with raising(
+        DataError,
+        "A name that devices have summed is none of its column. Begin a new run.",
+        ValueError,
+        IndexError,
+    ):
         return form.with_entries(
             {
                 (columns[one.column], text.decode("utf-8", "surrogatepass")): (
@@ -96,8 +101,6 @@ def with_names(
                 for one, text in names.items()
             }
         )
-    except (ValueError, IndexError) as error:
-        raise DataError("A name that devices have summed is none of its column. Begin a new run.") from error
 
 
 def _hashed(told: Summary, run: str) -> dict[Hash, tuple[bytes, tuple[int, int]]]:

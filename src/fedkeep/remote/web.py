@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.core.errors import ConfigError, FedkeepError, raising
 from fedkeep.experiments.exported_models import Exported
 from fedkeep.experiments.predicting import as_json, predict_table
 
@@ -118,17 +118,16 @@ def serve(
         """Answers for these models."""
 
     Handler.answer, Handler.token, Handler.most = Answers(models, only, shared), token, most
-    try:
+    with raising(
+        ConfigError,
+        "Nothing can listen at {host}:{port} ({why}). Name another with --port.",
+        OSError,
+        host=host,
+        port=port,
+    ):
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         made = type("Server", (ThreadingHTTPServer,), {"address_family": family, "daemon_threads": True})
         server: ThreadingHTTPServer = made((host, port), Handler)
-    except OSError as error:
-        raise ConfigError(
-            "Nothing can listen at {host}:{port} ({why}). Name another with --port.",
-            host=host,
-            port=port,
-            why=error.strerror or error,
-        ) from error
     name = f"[{host}]" if ":" in host else host
     Handler.names = {f"{one}:{server.server_port}" for one in (*HERE, name)}
     return server

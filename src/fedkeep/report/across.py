@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep.core.grouping import by_key
 from fedkeep.metrics.worth.best import standings
 from fedkeep.report import wording
 from fedkeep.report.blocks import Content, Section, Text
@@ -114,11 +115,8 @@ def by_group(c: Compared, group: Mapping[str, str]) -> dict[str, Compared]:
         c: the comparison of all users, by a metric that is a mean over users.
         group: of users that have one, by id.
     """
-    users = c.models[0].clients
-    places: dict[str, list[int]] = {}
-    for place, user in enumerate(users):
-        if user in group:
-            places.setdefault(group[user], []).append(place)
+    users = enumerate(c.models[0].clients)
+    places = by_key((group[user], place) for place, user in users if user in group)
     found = {}
     for name, own in sorted(places.items(), key=lambda one: (-len(one[1]), one[0])):
         models = tuple(model.only(np.array(own)) for model in c.models)

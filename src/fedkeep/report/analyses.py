@@ -198,8 +198,3 @@ MAKERS: dict[str, tuple[str, Callable[[Analysis, str], Iterator[Block]]]] = {
     "ranking": ("All items ranked", _ranking),
 }
 """Of each kind of analysis that has a figure: the section's title, and what makes its blocks."""
-
-
-def figures_of(name: str, analysis: Analysis) -> list[Figure]:
-    """Return the figures of an analysis of one of `MAKERS`; none where it holds no value to draw."""
-    return [block for block in MAKERS[name][1](analysis, "") if isinstance(block, Figure)]

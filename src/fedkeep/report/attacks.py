@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fedkeep.core.grouping import by_key
 from fedkeep.report.blocks import Block, Content, Section, Text
 from fedkeep.report.tables import Table
 
@@ -142,11 +143,8 @@ def content(
     for attack in dict.fromkeys(f.attack for f in found):
         own = [f for some in _grouped([f for f in found if f.attack == attack]).values() for f in some]
         blocks: list[Block] = [Text(told[attack])] if attack in told else []
-        notes: dict[str, list[str]] = {}
-        for f in own:
-            if f.note and f.protection not in notes.setdefault(f.note, []):
-                notes[f.note].append(f.protection)
-        said = [f"{', '.join(names)}: {note}" for note, names in notes.items()]
+        notes = by_key((f.note, f.protection) for f in own if f.note)
+        said = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in notes.items()]
         shown = table(own)
         cut = Table(shown.columns[1:-1], tuple(row[1:-1] for row in shown.rows), left=2)
         sections.append(Section(f"attack-{len(sections)}", attack, (*blocks, cut, *map(Text, said))))
@@ -166,10 +164,7 @@ def _less(one: Finding, other: Finding) -> bool:
 
 
 def _grouped(found: Sequence[Finding]) -> dict[tuple[str, str], list[Finding]]:
-    groups: dict[tuple[str, str], list[Finding]] = {}
-    for f in found:
-        groups.setdefault((f.attack, f.measure), []).append(f)
-    return groups
+    return by_key(((f.attack, f.measure), f) for f in found)
 
 
 def _texts(lines: Sequence[str], otherwise: str) -> tuple[Block, ...]:

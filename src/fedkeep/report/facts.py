@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
+from fedkeep.core.grouping import by_key
 from fedkeep.report import wording
 from fedkeep.report.blocks import Block, Figure
 from fedkeep.report.charts import Grid
@@ -297,10 +298,7 @@ def _leaf(value: Any, counted: bool) -> str:
 
 def distinct(groups: Sequence[Configuration], key: str) -> Iterator[tuple[Any, str]]:
     """Yield each different content under a key of run.json, with the labels of its configurations if not all."""
-    seen: dict[str, list[str]] = {}
-    for g in groups:
-        content = g.runs[0].info.get(key)
-        if content:
-            seen.setdefault(json.dumps(content), []).append(g.label)
+    told = ((g.label, g.runs[0].info.get(key)) for g in groups)
+    seen = by_key((json.dumps(content), label) for label, content in told if content)
     for text, labels in seen.items():
         yield json.loads(text), ", ".join(labels) if len(seen) > 1 else ""

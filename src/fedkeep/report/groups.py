@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedkeep.core.describe import differences
+from fedkeep.core.grouping import by_key
 from fedkeep.core.records import Record
 from fedkeep.report import wording
 from fedkeep.report.charts import LOOKS
@@ -86,23 +87,19 @@ class Scene:
 
 def scenes(runs: Sequence[RunFiles]) -> list[Scene]:
     """Sort runs into scenes by data and metric, and within one into configurations; labels are told apart."""
-    by_key: dict[tuple[str, tuple[str, ...]], list[RunFiles]] = {}
-    for run in runs:
-        by_key.setdefault((run.data_name, tuple(main_metrics([run]))), []).append(run)
-    names = [name for name, _ in by_key]
+    shown = by_key(((run.data_name, tuple(main_metrics([run]))), run) for run in runs)
+    names = [name for name, _ in shown]
     out = []
-    for (name, metrics), own in by_key.items():
+    for (name, metrics), own in shown.items():
         label = name if names.count(name) == 1 else f"{name}, {wording.metric_inline(metrics[0])}"
-        suffix = f", {label}" if len(by_key) > 1 else ""
+        suffix = f", {label}" if len(shown) > 1 else ""
         out.append(Scene(wording.printable(label), tuple(configurations(own, suffix)), metrics))
     return out
 
 
 def configurations(runs: Sequence[RunFiles], suffix: str = "") -> list[Configuration]:
     """Group runs that differ in their seed only; those of one name that differ otherwise get their folder's name."""
-    by_settings: dict[str, list[RunFiles]] = {}
-    for run in runs:
-        by_settings.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
+    by_settings = by_key((json.dumps(run.settings, sort_keys=True), run) for run in runs)
     groups = [own for alike in by_settings.values() for own in _apart(alike)]
     names = [own[0].name for own in groups]
     out = []

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 
+from fedkeep.core.grouping import by_key
 from fedkeep.metrics import CLASS_METRICS, ClientSummary, per_client
 from fedkeep.report import wording
 from fedkeep.report.blocks import Block, Card, Figure, Text
@@ -269,10 +270,8 @@ def users(groups: Sequence[Configuration], metrics: Sequence[str], scene: str = 
 
 def _user_values(group: Configuration, metric: str) -> dict[str, float]:
     """Return each user's value, the mean over seeds; NaN where it is not defined in one of them."""
-    collected: dict[str, list[float]] = {}
-    for run in group.runs:
-        for client, record in run.clients(metric).items():
-            collected.setdefault(client, []).append(record.value)
+    records = (one for run in group.runs for one in run.clients(metric).items())
+    collected = by_key((client, record.value) for client, record in records)
     return {client: math.fsum(values) / len(values) for client, values in collected.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -127,13 +127,13 @@ def _block_json(block: Block) -> dict[str, Any]:
     return {"kind": type(block).__name__.lower(), **found}
 
 
-def finite(value: Any) -> Any:
-    """Return the value with NaN and infinities as None, for JSON."""
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
+def finite(value: Any, other: Callable[[float], str | None] = lambda _: None) -> Any:
+    """Return the value for JSON, which lacks NaN and infinities: these as ``other`` has them, or as None."""
+    if isinstance(value, Mapping):
+        return {k: finite(v, other) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [finite(v, other) for v in value]
+    return other(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def build(runs: Sequence[RunFiles], title: str) -> Content:

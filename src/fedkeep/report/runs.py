@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import RunError
+from fedkeep.core.errors import RunError, raising
 from fedkeep.core.records import Record, read_records, read_sealed_records
 from fedkeep.core.run_files import Commit, numerics_of, read_commit, read_info
 from fedkeep.core.sealed import read_sealed
@@ -193,10 +193,16 @@ def read_run(folder: Path) -> RunFiles:
 
 def _best(commit: Commit) -> dict[str, int]:
     """Return the rounds that a run chose, by metric."""
-    try:
+    with raising(
+        RunError,
+        "{run}: commit.json does not say which rounds were best.",
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        run=commit.run,
+    ):
         return {metric: int(found["round"]) for metric, found in commit.extra.get("best", {}).items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunError("{run}: commit.json does not say which rounds were best.", run=commit.run) from error
 
 
 def _is_of(path: Path, about: dict[str, Any], commit: Commit, notes: list[str]) -> bool:

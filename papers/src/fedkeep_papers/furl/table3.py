@@ -20,7 +20,8 @@ from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.personalize import cold_start
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report import page, tables
-from fedkeep.report.analyses import cold_start_table, figures_of
+from fedkeep.report.analyses import MAKERS, cold_start_table
+from fedkeep.report.blocks import Figure
 from fedkeep.report.charts import Bar
 from fedkeep_papers.furl import channels, jobs
 from fedkeep_papers.furl.jobs import JobSpec, Kept, Outcome
@@ -326,15 +327,20 @@ def _draw(
             ("embedding_map", analysis, "figure45"),
             ("aggregation_time", times, "aggregation"),
         ):
-            for figure in figures_of(name, found):
+            for figure in _figures_of(name, found):
                 plots.write(figure, folder, _figure(scene, kind))
+
+
+def _figures_of(name: str, analysis: Mapping[str, Any]) -> list[Figure]:
+    """Return the figures of an analysis; none where it holds no value to draw."""
+    return [block for block in MAKERS[name][1](analysis, "") if isinstance(block, Figure)]
 
 
 def _draw_cold_start(held: JobSpec, folder: Path, name: str) -> None:
     """Measure the users who were held out against their own examples; keep the numbers beside the figure."""
     analysis = cold_start_form(cold_start(load_run(held.folder, data_folder=held.data), progress=False))
     write_analyses(held.folder, {"cold_start": analysis})
-    for figure in figures_of("cold_start", analysis):
+    for figure in _figures_of("cold_start", analysis):
         plots.write(figure, folder, name)
     write_whole(
         folder / f"{name}.json",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data.preparation import Raw, encoded_alone
-from fedkeep.data.readers.files import existing, json_lines, lines, sha256, unreadable
+from fedkeep.data.readers.files import existing, json_lines, lines, readable, sha256
 from fedkeep.data.reviews import Reviews, raw_reviews
 from fedkeep.data.text import TokenVocabulary
 from fedkeep_papers.kit.data import check_fields
@@ -158,9 +158,8 @@ def _from_published(path: Path) -> Iterator[Line]:
 def _encoding(path: Path) -> str:
     """Return the encoding of a published file: UTF-8, but for two that are Latin-1."""
     try:
-        path.read_text(encoding="utf-8")
+        with readable(path):
+            path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         return "latin-1"
-    except OSError as error:
-        raise unreadable(path, error) from error
     return "utf-8"

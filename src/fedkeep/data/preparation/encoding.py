@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, did_you_mean, first_line
+from fedkeep.core.errors import DataError, did_you_mean, raising
 from fedkeep.core.params import Batch
 from fedkeep.data.columns import Ragged
 from fedkeep.data.federated import FederatedData
@@ -265,10 +265,8 @@ def _numbers(
     wanted = (
         f"The column {name!r}: wanted numbers of shape ({', '.join(['examples', *map(str, shape)])}){what}"
     )
-    try:
+    with raising(DataError, "{wanted}; got {why}", TypeError, ValueError, RuntimeError, wanted=wanted):
         array = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError("{wanted}; got {got}", wanted=wanted, got=first_line(error)) from error
     if array.dtype.kind not in "biuf" or array.ndim != 1 + len(shape) or array.shape[1:] != shape:
         one = " Give one example as a list of one." if array.shape == shape and shape else ""
         raise DataError(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
+from fedkeep.core.grouping import by_key
 from fedkeep.data.preparation.contract import STRICT, ColumnSummary, difference
 from fedkeep.data.preparation.features import FeatureSummary, TargetsSummary, TargetSummary
 from fedkeep.data.preparation.labels import LabelSummary
@@ -245,9 +246,8 @@ def agreeing(summaries: Mapping[str, Summary]) -> tuple[Summary, dict[str, str]]
     Raises:
         DataError: there is no summary.
     """
-    groups: dict[str, list[str]] = {}
-    for name, summary in sorted(summaries.items()):
-        groups.setdefault(json.dumps(summary.form, sort_keys=True), []).append(name)
+    named = sorted(summaries.items())
+    groups = by_key((json.dumps(summary.form, sort_keys=True), name) for name, summary in named)
     if not groups:
         raise DataError(NONE)
     best = min(groups, key=lambda form: (-sum(summaries[name].clients for name in groups[form]), form))

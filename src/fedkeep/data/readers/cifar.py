@@ -13,11 +13,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, check_choice
+from fedkeep.core.errors import DataError, check_choice, raising
 from fedkeep.core.files import expanded
 from fedkeep.data.arrays import read_npz
 from fedkeep.data.images import ImageSet, Pixels, check_range, joined
-from fedkeep.data.readers.files import existing, sha256, unreadable
+from fedkeep.data.readers.files import existing, readable, sha256
 from fedkeep.data.readers.image_files import npz_images
 from fedkeep.data.readers.pictures import read_pictures
 
@@ -132,10 +132,8 @@ def _records(
 ) -> Part:
     """Read records of one byte a label and 3,072 bytes of pixels, colour plane after colour plane."""
     length = len(limits) + PIXELS
-    try:
+    with readable(path):
         content = np.frombuffer(existing(path).read_bytes(), np.uint8)
-    except OSError as error:
-        raise unreadable(path, error) from error
     entries, rest = divmod(len(content), length)
     if rest:
         raise DataError(
@@ -179,17 +177,8 @@ def _names(folder: Path, labels: str, classes: int) -> Sequence[str]:
     path = folder / f"{labels}_label_names.txt"
     if not path.is_file():
         return [f"{labels} {number}" for number in range(classes)]
-    try:
+    with readable(path), raising(DataError, "{file}: not utf-8 text ({why}).", UnicodeDecodeError, file=path):
         names = path.read_text(encoding="utf-8").split()
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except UnicodeDecodeError as error:
-        raise DataError(
-            "{file}: not utf-8 text ({reason} at byte {start}).",
-            file=path,
-            reason=error.reason,
-            start=error.start,
-        ) from error
     return _right_number(path, names, classes, ", one a line")
 
 

@@ -11,10 +11,11 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from fedkeep.core.errors import DataError, Spot, did_you_mean, near_path, shown, some_of
+from fedkeep.core.errors import DataError, Spot, did_you_mean, near_path, raising, shown, some_of
 from fedkeep.core.files import expanded
 
 LATIN = "cp1252"
@@ -25,7 +26,7 @@ LONGEST_LINE = 1 << 26  # bytes; a gzipped file of a megabyte may hold a line of
 
 def existing(path: Path, *, key: str = "") -> Path:
     """Return the path of a file that exists and isn't empty; ``key``: in a configuration it stands there, as a user wrote it."""
-    try:
+    with readable(path):  # a name that is too long, a folder that may not be entered
         if not path.is_file():
             where = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
             raise DataError(
@@ -36,8 +37,6 @@ def existing(path: Path, *, key: str = "") -> Path:
             )
         if path.stat().st_size == 0:
             raise DataError("The data file {file} is empty. Fetch it again.", file=path)
-    except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise unreadable(path, error) from error
     return path
 
 
@@ -93,20 +92,16 @@ def _unused(names: Sequence[str]) -> str:
     return f" Not used: {some_of(names, FEW)}." if 0 < len(names) <= FEW else ""
 
 
-def unreadable(path: Path, error: OSError) -> DataError:
-    """Return what to say of a file that the system refuses to read."""
+def readable(path: Path) -> AbstractContextManager[None]:
+    """Say which file it is that the system refuses to read."""
     file = str(path) if len(str(path)) <= 300 else f"{str(path)[:300]} …"
-    why = error.strerror or error
-    return DataError("Cannot read {file}: {why}. Check the path and its rights.", file=file, why=why)
+    return raising(DataError, "Cannot read {file}: {why}. Check the path and its rights.", OSError, file=file)
 
 
 def sha256(path: Path) -> str:
     """Return the sha256 of a file, in hexadecimal."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with readable(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of(folder: Path, files: Iterable[Path]) -> str:
@@ -152,38 +147,37 @@ def lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
     """
     existing(path)
     number = 0
-    try:
-        with opened(path) as file:
-            if encoding.startswith("utf-16"):  # in which a line's end is no single byte
-                file, encoding = io.BytesIO(file.read().decode(encoding).encode()), "utf-8"
-            while raw := file.readline(LONGEST_LINE + 1):
-                number += 1
-                if len(raw) > LONGEST_LINE:
-                    raise DataError(
-                        "{place}: longer than {most} MiB. Is it a file of lines?",
-                        place=Spot(path, number),
-                        most=LONGEST_LINE >> 20,
-                    )
-                line = raw.decode(encoding, "replace" if encoding == LATIN else "strict").rstrip("\r\n")
-                yield number, line.removeprefix("\ufeff") if number == 1 else line
-    except UnicodeDecodeError as error:
-        raise DataError(
-            "{place}: not {encoding} text ({why} at byte {start}). Save the file in this encoding.",
-            place=Spot(path, number),
-            encoding=encoding.upper(),
-            why=error.reason,
-            start=error.start,
-        ) from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            "{file} is truncated or no gzip file: it breaks off after line {number} ({error}). Fetch it "
-            "again.",
-            file=path,
-            number=number,
-            error=error,
-        ) from error
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with readable(path):
+        try:
+            with opened(path) as file:
+                if encoding.startswith("utf-16"):  # in which a line's end is no single byte
+                    file, encoding = io.BytesIO(file.read().decode(encoding).encode()), "utf-8"
+                while raw := file.readline(LONGEST_LINE + 1):
+                    number += 1
+                    if len(raw) > LONGEST_LINE:
+                        raise DataError(
+                            "{place}: longer than {most} MiB. Is it a file of lines?",
+                            place=Spot(path, number),
+                            most=LONGEST_LINE >> 20,
+                        )
+                    line = raw.decode(encoding, "replace" if encoding == LATIN else "strict").rstrip("\r\n")
+                    yield number, line.removeprefix("\ufeff") if number == 1 else line
+        except UnicodeDecodeError as error:
+            raise DataError(
+                "{place}: not {encoding} text ({why} at byte {start}). Save the file in this encoding.",
+                place=Spot(path, number),
+                encoding=encoding.upper(),
+                why=error.reason,
+                start=error.start,
+            ) from error
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(
+                "{file} is truncated or no gzip file: it breaks off after line {number} ({error}). Fetch it "
+                "again.",
+                file=path,
+                number=number,
+                error=error,
+            ) from error
     if number == 0:
         raise without_lines(path)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, raising
 from fedkeep.core.files import expanded
 from fedkeep.data.arrays import SHRINKS, names_in, read_npz
 from fedkeep.data.images import ImageSet, Pixels, check_range, joined
-from fedkeep.data.readers.files import existing, sha256, unreadable
+from fedkeep.data.readers.files import existing, readable, sha256
 
 FASHION = (
     "T-shirt/top",
@@ -83,37 +83,39 @@ def read_idx(path: Path, size: tuple[int, ...]) -> Pixels:
     """
     axes = 1 + len(size)
     magic = 2048 + axes  # 0x08 for unsigned bytes, then the number of axes
-    try:
-        with gzip.open(path, "rb") as file:
-            head = file.read(4 * (1 + axes))
-            numbers = np.frombuffer(head[: len(head) // 4 * 4], ">u4").tolist()
-            entries = (
-                numbers[1] if len(numbers) > axes and [numbers[0], *numbers[2:]] == [magic, *size] else 0
+    with (
+        readable(path),
+        raising(
+            DataError,
+            "{file} is truncated or no gzip file ({why}). Fetch it again.",
+            EOFError,
+            gzip.BadGzipFile,
+            zlib.error,
+            file=path,
+        ),
+        gzip.open(path, "rb") as file,
+    ):
+        head = file.read(4 * (1 + axes))
+        numbers = np.frombuffer(head[: len(head) // 4 * 4], ">u4").tolist()
+        entries = numbers[1] if len(numbers) > axes and [numbers[0], *numbers[2:]] == [magic, *size] else 0
+        if not entries:
+            raise DataError(
+                "{file}: wanted {wanted}, at least one, a header of {header}; got {got}. Fetch it again.",
+                file=path,
+                wanted=MAGIC[magic],
+                header=" ".join(map(str, [magic, "n", *size])),
+                got=" ".join(map(str, numbers)) or "fewer than 4 bytes",
             )
-            if not entries:
-                raise DataError(
-                    "{file}: wanted {wanted}, at least one, a header of {header}; got {got}. Fetch it again.",
-                    file=path,
-                    wanted=MAGIC[magic],
-                    header=" ".join(map(str, [magic, "n", *size])),
-                    got=" ".join(map(str, numbers)) or "fewer than 4 bytes",
-                )
-            wanted = entries * math.prod(size)
-            if wanted > (most := SHRINKS * path.stat().st_size):  # before taking memory
-                raise DataError(
-                    "{file}: the header promises {wanted:,} bytes; a gzip file of this length holds at most {most:,}. "
-                    "Fetch it again.",
-                    file=path,
-                    wanted=wanted,
-                    most=most,
-                )
-            body = file.read(wanted + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            "{file} is truncated or no gzip file ({error}). Fetch it again.", file=path, error=error
-        ) from error
-    except OSError as error:
-        raise unreadable(path, error) from error
+        wanted = entries * math.prod(size)
+        if wanted > (most := SHRINKS * path.stat().st_size):  # before taking memory
+            raise DataError(
+                "{file}: the header promises {wanted:,} bytes; a gzip file of this length holds at most {most:,}. "
+                "Fetch it again.",
+                file=path,
+                wanted=wanted,
+                most=most,
+            )
+        body = file.read(wanted + 1)
     if len(body) != wanted:
         more = "more follow" if len(body) > wanted else f"only {len(body):,} follow"
         raise DataError(

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import DataError, first_line, needing
+from fedkeep.core.errors import DataError, needing, raising
 from fedkeep.core.files import expanded
 from fedkeep.data.preparation import About, Keys, Plain, Raw, encoded_alone
-from fedkeep.data.readers.files import sha256, unreadable
+from fedkeep.data.readers.files import readable, sha256
 
 FOLDER = "/usr/lib/R/site-library/lme4/data"
 """Where Debian's package ``r-cran-lme4`` has its data."""
@@ -46,18 +46,24 @@ def raw_insteval(folder: str | Path = FOLDER) -> Raw:
             "it (Debian: apt-get install r-cran-lme4), or name the folder data of your lme4.",
             folder=folder,
         )
-    try:
-        table = _table(index.read_bytes(), base)
-        student, lecturer, rating = (np.asarray(table[name]).astype(np.int64) for name in ("s", "d", "y"))
-    except OSError as error:
-        raise unreadable(base, error) from error
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error, zlib.error) as error:
-        raise DataError(
+    with (
+        raising(
+            DataError,
             "{base} holds no readable {name} ({why}). Install lme4 again.",
+            ValueError,
+            KeyError,
+            TypeError,
+            IndexError,
+            AttributeError,
+            struct.error,
+            zlib.error,
             base=base,
             name=NAME,
-            why=first_line(error),
-        ) from error
+        ),
+        readable(base),
+    ):
+        table = _table(index.read_bytes(), base)
+        student, lecturer, rating = (np.asarray(table[name]).astype(np.int64) for name in ("s", "d", "y"))
     if not len(rating) or rating.min() < 1 or rating.max() > 5:
         raise DataError(
             "{base}: wanted ratings of 1 to 5 in {name}; install lme4 again.", base=base, name=NAME

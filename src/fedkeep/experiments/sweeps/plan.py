@@ -7,16 +7,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedkeep.core.describe import describe, differences
-from fedkeep.core.errors import ConfigError, FedkeepError, RunError
+from fedkeep.core.describe import check_same, describe, differences
+from fedkeep.core.errors import ConfigError, FedkeepError, RunError, raising
 from fedkeep.core.files import is_free, write_whole
 from fedkeep.core.sealed import check_format
 from fedkeep.data import FederatedData
 from fedkeep.experiments.ahead import Ahead
 from fedkeep.experiments.build import ahead_of, build_data, simulation_of
-from fedkeep.experiments.config import Config, parse_config
+from fedkeep.experiments.config import Config, WrittenConfig, parse_config
+from fedkeep.experiments.places import WrittenPath
 from fedkeep.experiments.run_directory import damaged_plan, locked
 from fedkeep.experiments.sweeps.space import Space
 from fedkeep.experiments.toml import value_text
@@ -56,14 +57,14 @@ class Sweep:
         ahead: by method, seconds of its longest run among those at the ends of its space, by estimate.
     """
 
-    out: Path
-    configs: Mapping[str, Config]
+    out: WrittenPath
+    configs: Mapping[str, WrittenConfig]
     spaces: Mapping[str, Space]
     trials: int
     seeds: tuple[int, ...]
     prune: Prune
     metric: str
-    folder: Path | None
+    folder: WrittenPath | None
     data: Mapping[str, Any]
     ahead: Mapping[str, float] = field(default_factory=dict)
 
@@ -100,32 +101,6 @@ class Sweep:
         return parse_config(
             self.configs[method].to_toml(), where, {key: value_text(v) for key, v in values.items()}
         )
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return what a trial needs, as JSON holds it."""
-        return {
-            "out": str(self.out.absolute()),
-            "configs": {method: config.to_toml() for method, config in self.configs.items()},
-            "spaces": {m: {"ranges": s.plain(), "fixed": dict(s.fixed)} for m, s in self.spaces.items()},
-            "trials": self.trials,
-            "seeds": self.seeds,
-            "prune": self.prune,
-            "metric": self.metric,
-            "folder": None if self.folder is None else str(self.folder.absolute()),
-            "data": dict(self.data),
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the sweep that ``to_plain`` wrote; ConfigError: a configuration is none."""
-        known = {
-            "out": Path(plain["out"]),
-            "configs": {m: parse_config(text, f"the sweep's {m}") for m, text in plain["configs"].items()},
-            "spaces": {m: Space.from_plain(one) for m, one in plain["spaces"].items()},
-            "seeds": tuple(plain["seeds"]),
-            "folder": None if plain["folder"] is None else Path(plain["folder"]),
-        }
-        return cls(**{**plain, **known})
 
     def about(self) -> dict[str, Any]:
         """Return what decides the trials, but for their number."""
@@ -209,11 +184,9 @@ def plan(
 
 def _check(sweep: Sweep, method: str, values: Mapping[str, Any], data: FederatedData) -> Ahead:
     """Return what a run with these values has before it; raise ConfigError where it would be refused."""
-    try:
+    with raising(ConfigError, "The space does not fit {method}: {why}", FedkeepError, method=method):
         config = sweep.config(method, values)
         return ahead_of(simulation_of(config, data, sweep.folder), config)
-    except FedkeepError as error:
-        raise ConfigError("The space does not fit {method}: {why}", method=method, why=error) from error
 
 
 @contextmanager
@@ -223,8 +196,7 @@ def held(sweep: Sweep) -> Iterator[None]:
     if out.exists() and not path.exists() and not (out.is_dir() and is_free(out, "lock")):
         raise RunError("{out} is not empty and holds no sweep. Name another folder with --out.", out=out)
     out.mkdir(parents=True, exist_ok=True)
-    lock = locked(out)
-    try:
+    with locked(out):
         about = json.loads(json.dumps(sweep.about()))
         if path.exists():
             _check_same(out, about)
@@ -236,8 +208,6 @@ def held(sweep: Sweep) -> Iterator[None]:
             content = journal.read_bytes()
             write_whole(journal, content[: content.rfind(b"\n") + 1])  # what it was writing is no line
         yield
-    finally:
-        lock.release()
 
 
 def _check_same(out: Path, about: Mapping[str, Any]) -> None:
@@ -247,12 +217,10 @@ def _check_same(out: Path, about: Mapping[str, Any]) -> None:
         raise damaged_plan(out / PLAN) from error
     found = before.get("format") if isinstance(before, dict) else None
     check_format(out / PLAN, found, FORMAT, anew="sweep again in another folder")
-    lines = [line.replace(" in the run,", " there,") for line in differences(about, before)]
-    if lines:
-        shown = "\n  ".join(lines[:8])
-        raise RunError(
-            "{out} holds another sweep, so it cannot go on with this one:\n  {value}\nUse the space and settings it "
-            "was made with, or name another folder with --out.",
-            out=out,
-            value=shown,
-        )
+    check_same(
+        [line.replace(" in the run,", " there,") for line in differences(about, before)],
+        RunError,
+        "{out} holds another sweep, so it cannot go on with this one:\n  {lines}\nUse the space and settings it was "
+        "made with, or name another folder with --out.",
+        out=out,
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,26 +16,10 @@ from fedkeep.experiments.learned import summarize
 from fedkeep.experiments.sweeps.plan import Sweep
 from fedkeep.experiments.sweeps.trials import best_of, trial_folder
 from fedkeep.experiments.toml import value_text
-from fedkeep.report.tables import Table, mean_std, to_markdown
+from fedkeep.report.page import finite
+from fedkeep.report.tables import Table, mean_std, to_csv, to_markdown
 from fedkeep.report.wording import count, duration, lower_is_better, metric_inline, spread
 from fedkeep.version import NUMERICS
-
-COLUMNS = (
-    "method",
-    "metric",
-    "valid",
-    "valid_sd",
-    "test",
-    "test_sd",
-    "seeds",
-    "trials",
-    "finished",
-    "ended_early",
-    "diverged",
-    "rounds",
-    "seconds",
-)
-"""Of the CSV; a column for every setting follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,30 +165,29 @@ def write(sweep: Sweep, found: Sequence[Result]) -> Path:
             )
             write_whole(out / best_name(r.method), (said + config.to_toml()).encode())
     keys = list(dict.fromkeys(key for space in sweep.spaces.values() for key in space.ranges))
-    text = io.StringIO(newline="")
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow([*COLUMNS, *keys])
-    for r in found:
-        spent = [
-            len(sweep.seeds),
-            len(r.trials),
-            r.finished,
-            r.ended,
-            r.diverged,
-            r.rounds,
-            f"{r.seconds:.1f}",
-        ]
-        lines.writerow(
-            [
-                r.method,
-                sweep.metric,
-                *_pair(r.valid),
-                *_pair(r.test),
-                *spent,
-                *(r.values.get(key, "") for key in keys),
-            ]
-        )
-    write_whole(out / "results.csv", text.getvalue().encode())
+    rows = [
+        {
+            "method": r.method,
+            "metric": sweep.metric,
+            **dict(
+                zip(
+                    ("valid", "valid_sd", "test", "test_sd"),
+                    (*mean_std(r.valid), *mean_std(r.test)),
+                    strict=True,
+                )
+            ),
+            "seeds": len(sweep.seeds),
+            "trials": len(r.trials),
+            "finished": r.finished,
+            "ended_early": r.ended,
+            "diverged": r.diverged,
+            "rounds": r.rounds,
+            "seconds": round(r.seconds, 1),
+            **{key: r.values.get(key) for key in keys},
+        }
+        for r in found
+    ]
+    write_whole(out / "results.csv", to_csv(rows).encode())
     content = {
         "metric": sweep.metric,
         "trials": sweep.trials,
@@ -229,22 +210,9 @@ def write(sweep: Sweep, found: Sequence[Result]) -> Path:
         ],
     }
     write_whole(
-        out / "results.json", (json.dumps(_in_json(content), indent=1, allow_nan=False) + "\n").encode()
+        out / "results.json",
+        (json.dumps(finite(content, value_text), indent=1, allow_nan=False) + "\n").encode(),
     )
     path = out / "results.md"
     write_whole(path, ("# Sweep\n\n" + to_markdown(table(sweep, found))).encode())
     return path
-
-
-def _in_json(value: Any) -> Any:
-    """Return infinities and NaN, which JSON lacks, as the texts of TOML."""
-    if isinstance(value, Mapping):
-        return {k: _in_json(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_in_json(v) for v in value]
-    return value_text(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _pair(values: Sequence[float]) -> list[str]:
-    mean, deviation = mean_std(values)
-    return ["" if v is None or not math.isfinite(v) else f"{v:.6g}" for v in (mean, deviation)]

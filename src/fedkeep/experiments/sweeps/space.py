@@ -19,31 +19,21 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
-from fedkeep.core.errors import ConfigError, did_you_mean, warn
+from fedkeep.core.errors import ConfigError, did_you_mean, raising, warn
 from fedkeep.experiments.build import offered_methods
 from fedkeep.experiments.config import parse_toml, read_text
 from fedkeep.experiments.plugins import is_own
 from fedkeep.experiments.toml import key_text, value_text
 
+if TYPE_CHECKING:
+    import optuna
+
 OWN = "for"
 TABLES = ("method", "model", "privacy")
 SINGLE = ("run.cohort", "run.sampling")
 KINDS = ("method.kind", "model.kind")
-
-
-class Trial(Protocol):
-    """What a range needs of a trial of Optuna."""
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int, log: bool) -> int:
-        """Return a whole number."""
-
-    def suggest_float(self, name: str, low: float, high: float, *, step: float | None, log: bool) -> float:
-        """Return a number."""
-
-    def suggest_categorical(self, name: str, choices: Sequence[str]) -> str:
-        """Return a text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +63,7 @@ class Range:
         """Its bounds, or all its choices."""
         return list(self.choices) or [self.low, self.high]
 
-    def suggest(self, trial: Trial, name: str) -> Any:
+    def suggest(self, trial: optuna.Trial, name: str) -> Any:
         """Return the value that a trial has for the setting of this name."""
         if self.choices:
             return json.loads(trial.suggest_categorical(name, [json.dumps(c) for c in self.choices]))
@@ -86,9 +76,13 @@ class Range:
 
     def plain(self) -> dict[str, Any]:
         """Return it as in a file."""
-        if self.choices:
-            return {"choices": list(self.choices)}
-        found = {"low": self.low, "high": self.high, "log": self.log or None, "step": self.step}
+        found = {
+            "choices": list(self.choices) or None,
+            "low": self.low,
+            "high": self.high,
+            "log": self.log or None,
+            "step": self.step,
+        }
         return {name: value for name, value in found.items() if value is not None}
 
     def __str__(self) -> str:
@@ -115,14 +109,6 @@ class Space:
     def plain(self) -> dict[str, Any]:
         """Return its ranges as in a file, by dotted key."""
         return {key: one.plain() for key, one in self.ranges.items()}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the space of ``ranges``, as of :meth:`plain`, and ``fixed`` values."""
-        ranges = {
-            k: Range(**{**r, "choices": tuple(r.get("choices", ()))}) for k, r in plain["ranges"].items()
-        }
-        return cls(ranges=ranges, fixed=plain["fixed"])
 
 
 def read_space(path: Path | None, given: Mapping[str, str], methods: Sequence[str]) -> dict[str, Space]:
@@ -158,15 +144,15 @@ def read_space(path: Path | None, given: Mapping[str, str], methods: Sequence[st
             )
     shared = dict(_leaves(content))
     for key, text in given.items():
-        try:
+        with raising(
+            ConfigError,
+            "--range {key} wants a range: '{key}={{low=0.01,high=1.0,log=true}}' or "
+            "'{key}={{choices=[1,2]}}', in quotation marks; got {got!r}.",
+            ConfigError,
+            key=key,
+            got=text,
+        ):
             value = parse_toml(f"value = {text}", f"--range {key}")["value"]
-        except ConfigError as error:
-            raise ConfigError(
-                "--range {key} wants a range: '{key}={{low=0.01,high=1.0,log=true}}' or '{key}={{choices=[1,2]}}', in "
-                "quotation marks; got {got!r}.",
-                key=key,
-                got=text,
-            ) from error
         shared |= dict(_leaves(_nested(key, value)))
     found = {}
     for method in methods:
@@ -285,14 +271,15 @@ def _range(place: str, given: Mapping[str, Any]) -> Range:
                 place=place,
                 choices=choices,
             )
-        try:
+        # A date
+        with raising(
+            ConfigError,
+            "{place}: choices: wanted numbers, texts, truth values, lists or tables; got {choices!r}.",
+            TypeError,
+            place=place,
+            choices=choices,
+        ):
             texts = {json.dumps(c) for c in choices}
-        except TypeError as error:  # a date
-            raise ConfigError(
-                "{place}: choices: wanted numbers, texts, truth values, lists or tables; got {choices!r}.",
-                place=place,
-                choices=choices,
-            ) from error
         if len(texts) < len(choices):
             raise ConfigError(
                 "{place}: choices names a value twice: {choices!r}.", place=place, choices=choices

@@ -6,10 +6,10 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from fedkeep.core.errors import NonFiniteError, RoundError, first_line
 from fedkeep.core.records import Record
@@ -19,7 +19,7 @@ from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.learned import summarize
 from fedkeep.experiments.long_jobs import run_long_jobs
-from fedkeep.experiments.places import Place
+from fedkeep.experiments.places import Place, Written
 from fedkeep.experiments.sweeps.plan import RANDOM, Sweep, held
 from fedkeep.experiments.trackers import EndRun, Facts
 from fedkeep.report.wording import lower_is_better
@@ -53,7 +53,7 @@ def _waiting(sweep: Sweep, method: str) -> Iterator[TrialJob]:
 
 
 @dataclass(frozen=True)
-class TrialJob:
+class TrialJob(Written):
     """A trial that is to run.
 
     Attributes:
@@ -71,16 +71,6 @@ class TrialJob:
     def name(self) -> str:
         """For messages."""
         return f"{self.method}, trial {self.place + 1} of {self.sweep.trials}"
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return all that it is, as JSON holds it."""
-        own = {"method": self.method, "place": self.place, "known": self.known}
-        return {"sweep": self.sweep.to_plain(), **own}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the trial that ``to_plain`` wrote; ConfigError: a configuration is none."""
-        return cls(**{**plain, "sweep": Sweep.from_plain(plain["sweep"])})
 
     def __call__(self, *, alone: bool, progress: bool | None) -> None:
         """Run it and tell Optuna; of trials that are finished, the runs of the best alone are kept."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedkeep.core.errors import SecureSumError, needing
+from fedkeep.core.errors import SecureSumError, needing, raising
 
 NONCE = bytes(12)
 """Every key is for one message or mask alone, so the nonce is nothing that has to differ."""
@@ -36,13 +36,9 @@ def agreed(key: Any, theirs: bytes, purpose: str) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    try:
+    # A point of small order: everybody knows what it agrees on
+    with raising(SecureSumError, "A public key is none that can be agreed with: {why}.", ValueError):
         shared = key.exchange(_x25519().X25519PublicKey.from_public_bytes(theirs))
-    except ValueError as error:  # a point of small order: everybody knows what it agrees on
-        raise SecureSumError(
-            "A public key is none that can be agreed with: {why}.",
-            why=error,
-        ) from error
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=purpose.encode()).derive(shared)
 
 
@@ -62,13 +58,14 @@ def opened(key: bytes, content: bytes, about: str) -> bytes:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-    try:
+    with raising(
+        SecureSumError,
+        "A sealed message ({about}) was changed on its way.",
+        InvalidTag,
+        ValueError,
+        about=about,
+    ):
         return ChaCha20Poly1305(key).decrypt(NONCE, content, about.encode())
-    except (InvalidTag, ValueError) as error:
-        raise SecureSumError(
-            "A sealed message ({about}) was changed on its way.",
-            about=about,
-        ) from error
 
 
 def mask(key: bytes, vector: np.ndarray, sign: Literal[1, -1]) -> None:
