@@ -24,7 +24,7 @@ from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.job import main
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
-from fedkeep.experiments.places import Futures, LostError, OutOfTimeError, RayTasks, Slurm, place
+from fedkeep.experiments.places import Futures, GoneError, OutOfTimeError, RayTasks, Slurm, place
 from fedkeep.experiments.progress import Stand
 from fedkeep.experiments.reproductions import Reproduction, Request, reproduce
 from fedkeep.experiments.sweeps.space import Range, Space
@@ -170,7 +170,7 @@ class Losing:
     further: dict[str, int] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)
     left: list[bool] = field(default_factory=list)
-    error: LostError = field(default_factory=lambda: LostError("gone"))
+    error: GoneError = field(default_factory=lambda: GoneError("gone"))
 
     def send(self, jobs: Any) -> None:
         self.sent += [job.name for job in jobs]
@@ -574,7 +574,7 @@ def test_a_future_that_is_broken_says_which_worker(tmp_path: Path) -> None:
     on.send([Errand("a", tmp_path)])
     ((name, error),) = on.ended()
     assert name == "a"
-    assert isinstance(error, LostError)
+    assert isinstance(error, GoneError)
     assert "node 7" in str(error)
 
 

@@ -8,7 +8,9 @@
     ├── SplitError           a split into federated and private parameters is unsound
     ├── MethodError          a method and a model don't fit each other
     ├── RunError             a run directory is missing, damaged, in use or from another configuration
-    │   └── EndedError       a server app of Flower ended without a word
+    │   ├── EndedError       a server app of Flower ended without a word
+    │   └── GoneError        a job ended without a word
+    │       └── OutOfTimeError  its time was over
     ├── StoreError           private state cannot be read or written
     │   ├── BusyError        another process is at work on it; it will be free again
     │   └── MissingError     it lacks the version that the server names

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from fedkeep.core.errors import FedkeepError, RunError
 from fedkeep.experiments.forecast import Forecast
-from fedkeep.experiments.places import RETRIES, LongJob, LostError, OutOfTimeError, Place
+from fedkeep.experiments.places import RETRIES, GoneError, LongJob, OutOfTimeError, Place
 from fedkeep.experiments.processes import processes
 from fedkeep.experiments.progress import Stand, tell_elsewhere
 
@@ -118,7 +118,7 @@ def _run_elsewhere(
             for name, error in on.ended():
                 if name not in left:  # an earlier call's, that this one does not want
                     continue
-                if isinstance(error, LostError):
+                if isinstance(error, GoneError):
                     now = stands(left[name])
                     came = _done(now) - before[name]
                     before[name] = _done(now)

@@ -57,11 +57,11 @@ SURE = 60.0
 LAST_LINES = 15
 
 
-class LostError(RunError):
+class GoneError(RunError):
     """A job is gone without a word: it was killed, or the machine that it ran on is down."""
 
 
-class OutOfTimeError(LostError):
+class OutOfTimeError(GoneError):
     """A job is gone as its time was over; sent again it goes on, if it comes far enough in that time to be saved."""
 
 
@@ -115,7 +115,7 @@ class Place(Protocol):
     def ended(self) -> list[tuple[str, FedkeepError | None]]:
         """Wait for a while, and return which jobs have ended, each with its error.
 
-        A ``LostError`` says that it can be sent again.
+        A ``GoneError`` says that it can be sent again.
         """
 
     def states(self) -> Mapping[str, State]:
@@ -313,7 +313,7 @@ def _error(future: Future[None]) -> FedkeepError | None:
     except FedkeepError as error:
         return error
     except (BrokenExecutor, CancelledError) as error:
-        return LostError("Its worker is gone: {why}.", why=error or type(error).__name__)
+        return GoneError("Its worker is gone: {why}.", why=error or type(error).__name__)
     return None
 
 
@@ -625,7 +625,7 @@ class Slurm:
             )
         if TIME_OVER in said:
             return OutOfTimeError("Its job of Slurm, {id}, was out of time.", id=one.id)
-        return LostError(
+        return GoneError(
             "Its job of Slurm, {id}, ended without a word: killed, or out of memory.\n{said}",
             id=one.id,
             said=said,
