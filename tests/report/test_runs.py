@@ -187,7 +187,7 @@ def test_a_finished_run_without_records_is_an_error(write_run: Write) -> None:
         (None, "there is no run.json in it."),
         (b"{", "run.json is damaged: Expecting"),
         (b"[" * 100_000, "run.json is damaged: maximum recursion depth exceeded"),
-        (b"\xff", "run.json is damaged: invalid start byte at byte 0"),
+        (b"\xff", "run.json is damaged: 'utf-8' codec"),
         (b"[]", "run.json is damaged: wanted an object, got list."),
         (b"{}", "run.json has no format; this fedkeep reads format 4. It is of an older fedkeep"),
         (
