@@ -19,8 +19,7 @@
     ├── NonFiniteError       a loss, gradient or parameter became NaN or infinite
     ├── LostError            a client did not answer
     │   ├── LateError        a client is there, and its round was closed before it answered
-    │   ├── DroppedError     a client was dropped by the run's owner
-    │   └── OutOfTimeError   a job's place ended it before it was done
+    │   └── DroppedError     a client was dropped by the run's owner
     ├── RoundError           too few clients took part in a round
     ├── BudgetError          a round would cost more privacy than is left
     ├── SecureSumError       a secure sum cannot be made, or would reveal more than the sum
