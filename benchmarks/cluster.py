@@ -2,9 +2,9 @@
 
     python -m benchmarks.cluster [--place slurm ray spread paced] [--seeds 3] [--kills 20] [--out FOLDER]
 
-Eight methods with each seed on generated data, 10 rounds each: once in two processes here, then by a Slurm of this one machine
+Eight methods with each seed on generated data, 30 rounds each: once in two processes here, then by a Slurm of this one machine
 (``slurmctld``, ``slurmd`` and ``munged`` of its own, in a folder; Debian's slurm-wlm and munge, as root), and by a Ray head with two
-nodes on this machine. Meanwhile processes of jobs are killed. Digests are of all records but times, and of the server's and
+nodes on this machine. Meanwhile processes of jobs are killed, and fewer kills than asked for are an error. Digests are of all records but times, and of the server's and
 every client's values. ``spread`` is each run by itself, its clients in Ray's tasks, of which some are killed. ``paced`` is a
 run of clients of about 50 ms, whose rounds are timed: one after the other, in two processes here, and in two of Ray's, in turn; and, see
 ``benchmarks.cluster_rounds``, by a plain loop and in Flower's simulation. ``results/cluster.json`` says how many runs are equal,
@@ -43,6 +43,10 @@ from fedkeep.experiments.load import load_run
 from fedkeep.experiments.places import Place, executors, place
 from fedkeep.remote.cluster import ClusterWorkers
 
+PAUSE, PAUSE_OF_ROUNDS = 5.0, 1.5
+"""Seconds between two kills, at the mean, of runs and of what trains clients: 24 runs of some 8 s, two at a time, of which each
+kill takes back some, last longer than 20 of them; a job that is killed four times before its first round is given up.
+"""
 METHODS = ("fedavg", "fedprox", "furl", "fedper", "fedrep", "ditto", "apfl", "mixture")
 SCENE = """
 name = "cluster"
@@ -53,7 +57,7 @@ examples = 20
 [method]
 kind = "fedavg"
 [run]
-rounds = 10
+rounds = 30
 cohort = 20
 """
 PACED = """
@@ -127,7 +131,10 @@ def slurm(home: Path) -> Iterator[str]:
         yield "slurm"
     finally:
         for name in ("slurmd", "slurmctld", "munge"):
-            os.kill(int((home / f"{name}.pid").read_text()), signal.SIGTERM)
+            process = int((home / f"{name}.pid").read_text())
+            os.kill(process, signal.SIGTERM)
+            while Path(f"/proc/{process}").exists():  # it still writes into the folder
+                time.sleep(0.1)
 
 
 @contextmanager
@@ -152,6 +159,27 @@ def planned(out: Path, seeds: int) -> Plan:
 def digests(made: Plan) -> dict[str, dict[str, str]]:
     """Return of each run the digests of its records, the server's values and the clients'."""
     return {cell.name: told(load_run(cell.folder, data=made.data)) for cell in made.cells}
+
+
+def compared(made: Plan, here: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """Return how many runs equal those here, are lost, i.e. not finished, or have a round twice in their records."""
+    lost = sorted(cell.name for cell in made.cells if not cell.finished)
+    there = {cell.name: told(load_run(cell.folder, data=made.data)) for cell in made.cells if cell.finished}
+    other = sorted(cell for cell, found in there.items() if found != here[cell])
+    doubled = [cell.name for cell in made.cells if cell.name in there and _twice(cell.folder)]
+    return {
+        "runs": len(made.cells),
+        "equal": len(there) - len(other),
+        "not equal": other,
+        "lost": lost,
+        "doubled": doubled,
+    }
+
+
+def _twice(folder: Path) -> bool:
+    """Whether a run has recorded something twice, as two jobs that go on with one run would."""
+    keys = [(r.round, r.split, r.metric, r.client) for r in read_records(folder / "records.jsonl")]
+    return len(set(keys)) < len(keys)
 
 
 def jobs_of(home: Path) -> list[int]:
@@ -204,20 +232,17 @@ def measured(
     (home / "place").mkdir()
     with (
         {"slurm": slurm, "ray": ray}[name](home / "place") as named,
-        killing(made.out, kills, np.random.default_rng(0), pause=3.0) as killed,
+        killing(made.out, kills, np.random.default_rng(0), PAUSE) as killed,
         contextlib.closing(place(named, made.out, most=2)) as on,  # else Ray's cluster cannot be shut down
     ):
         seconds, said = compute(made, on)
-    there = digests(made)
-    other = sorted(cell for cell, found in there.items() if found != here[cell])
     return {
         "place": name,
-        "runs": len(there),
-        "equal": len(there) - len(other),
-        "not equal": other,
+        **compared(made, here),
         "killed": len(killed),
         "sent again": said.count("is sent again"),
         "seconds": seconds,
+        "seconds a run": seconds / len(made.cells),
     }
 
 
@@ -226,19 +251,20 @@ def spread(home: Path, seeds: int, kills: int, here: dict[str, dict[str, str]]) 
     made = planned(home / "runs", seeds)
     (home / "place").mkdir()
     began = time.perf_counter()
-    with ray(home / "place"), killing(made.out, kills, np.random.default_rng(0), pause=1.5) as killed:
+    with (
+        ray(home / "place"),
+        killing(made.out, kills, np.random.default_rng(0), PAUSE_OF_ROUNDS) as killed,
+    ):
         for cell in made.cells:
             engine = ClusterWorkers(executors("ray"), cell.folder)
             run_config(cell.config, out=cell.folder, engine=engine, progress=False)
-    there, seconds = digests(made), time.perf_counter() - began
-    other = sorted(cell for cell, found in there.items() if found != here[cell])
+    seconds = time.perf_counter() - began
     return {
         "place": "spread",
-        "runs": len(there),
-        "equal": len(there) - len(other),
-        "not equal": other,
+        **compared(made, here),
         "killed": len(killed),
         "seconds": seconds,
+        "seconds a run": seconds / len(made.cells),
     }
 
 
@@ -301,7 +327,8 @@ def main() -> None:
                 if not here:
                     first = planned(home / "here", args.seeds)
                     seconds, _ = compute(first, None)
-                    rows["here"] = {"place": "here", "seconds": seconds, "commit": commit()}
+                    took = {"seconds": seconds, "seconds a run": seconds / len(first.cells)}
+                    rows["here"] = {"place": "here", **took, "commit": commit()}
                     here = digests(first)
                 (home / name).mkdir()
                 given = (home / name, args.seeds, args.kills, here)
@@ -309,8 +336,11 @@ def main() -> None:
             rows[name] = {**row, "commit": commit()}
             found = {"methods": METHODS, "seeds": args.seeds, "places": list(rows.values())}
             write("cluster", found, folder=args.out)
-    if any(row.get("not equal") for row in rows.values()):
-        raise SystemExit("Some runs differ.")
+    measured_now = [rows[name] for name in args.place]
+    if any(row.get(fault) for row in measured_now for fault in ("not equal", "lost", "doubled")):
+        raise SystemExit("Some runs differ, are lost or doubled.")
+    if any(row.get("killed", args.kills) < args.kills for row in measured_now):
+        raise SystemExit(f"Fewer than {args.kills} processes were killed. Take more seeds.")
 
 
 if __name__ == "__main__":

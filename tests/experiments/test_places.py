@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import stat
 import sys
 import time
@@ -542,6 +543,26 @@ def test_the_status_of_each_run(tmp_path: Path) -> None:
     assert rows[0] == (first.name, "finished", "2 of 2")
     assert rows[1] == (second.name, "waiting", "")
     assert {state for _, state, _ in rows[2:]} == {"not begun"}
+
+
+def test_what_is_left_is_without_finished_rounds_and_by_runs_side_by_side(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("toy.toml").write_text(TOY)
+    words = ("compare", "toy.toml", "--methods", "furl,fedavg", "--no-references", "--seeds", 1, "--out", "c")
+    assert call(*words, "--on", "slurm", "--slurm", "--partition=none").exit_code == 2
+    made = plan([parse_config(TOY)], ["furl", "fedavg"], [0], tmp_path / "c", references=False)
+    one, other = made.cells
+    cluster.does(**{one.name: ["stay"], other.name: ["stay"]})
+    Slurm(tmp_path / "c" / "slurm", [], None).send([one, other])
+    whole = made.seconds
+    stands = {one.name: Stand("rounds", 1, 2)}
+    monkeypatch.setattr(Cell, "stand", property(lambda cell: stands.get(cell.name)))
+    assert made.seconds == pytest.approx(whole - made.ahead[one.label].seconds / 2)
+    shown = succeeded(call(*words, "--on", "slurm", "--status")).stdout
+    assert "2 running." in shown
+    assert re.search(r"2 runs side by side: until \d\d:\d\d on ", shown)
 
 
 @pytest.mark.usefixtures("cluster")

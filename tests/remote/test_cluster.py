@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,16 @@ def test_it_has_the_bits_of_sequential(tmp_path: Path, kind: str) -> None:
     one, other = ran(tmp_path / "one", method__kind=kind), ran(tmp_path / "other", threads, method__kind=kind)
     same(one, other)
     assert read_info(tmp_path / "other")["engine"] == "workers"
+
+
+@pytest.mark.parametrize("kind", ["furl", "scaffold"])
+def test_the_number_of_processes_changes_no_bit(tmp_path: Path, kind: str) -> None:
+    one = ran(tmp_path / "one", method__kind=kind)
+    for count in (1, 2, 3, 5):
+        cluster._job.cache_clear()
+        out = tmp_path / str(count)
+        engine = ClusterWorkers(partial(ThreadPoolExecutor, count), out, None, count)
+        same(one, run_config(configured(method__kind=kind), out=out, engine=engine, progress=False))
 
 
 def test_it_goes_on_here_and_there_again(tmp_path: Path) -> None:

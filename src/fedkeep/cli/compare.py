@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -132,6 +133,8 @@ def compare(
     if status:
         with place_of(on, folder, jobs, slurm) as place:
             _show_status(comparing.status(plans, {} if place is None else place.states()), plans)
+            for line in [] if place is None else place.news():
+                say(line)
         return
     for plan in plans:
         tried = f", after {tune} trials of each" if tune else ""
@@ -173,7 +176,13 @@ def _show_status(rows: Sequence[tuple[str, str, str]], plans: Sequence[Plan]) ->
     states = Counter(state for _, state, _ in rows)
     say(", ".join(f"{count} {state}" for state, count in states.most_common()) + ".")
     if seconds := sum(plan.seconds for plan in plans):
-        say(f"What is left would take about {duration(seconds)} here, run after run.")
+        side = states["running"]
+        how = f"{side} runs side by side" if side > 1 else "run after run"
+        end = time.localtime(time.time() + seconds / max(1, side))
+        say(
+            f"What is left would take at least {duration(seconds / max(1, side))} on a machine like this, {how}: until "
+            f"{time.strftime('%H:%M on %d %B', end)}."
+        )
 
 
 def _show_all(found: Mapping[str, Found]) -> None:

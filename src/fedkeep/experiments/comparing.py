@@ -124,6 +124,12 @@ class Cell(Written):
         info = read_info(self.folder)
         return Stand("rounds", read_commit(self.folder, info).round, info["rounds"])
 
+    @property
+    def share(self) -> float:
+        """The share of its rounds that are finished."""
+        stand = self.stand
+        return 0.0 if stand is None else stand.done / max(1, stand.total)
+
     def check(self) -> None:
         """Check that a run that is there was made with these settings, and under today's ``NUMERICS``.
 
@@ -209,8 +215,8 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """How long all that is missing would take, run after run, by estimate."""
-        return sum(self.ahead[cell.label].seconds for cell in self.missing)
+        """How long all rounds that are missing would take, run after run, by estimate."""
+        return sum(self.ahead[cell.label].seconds * (1 - cell.share) for cell in self.missing)
 
     @property
     def missing(self) -> list[Cell]:
