@@ -57,6 +57,17 @@ def test_the_best_configuration_gives_the_run_that_was_chosen(fedkeep: Command) 
     assert "sweeps/toy holds another sweep" in other.stderr
 
 
+def test_the_status_of_a_sweep(fedkeep: Command) -> None:
+    words = ("sweep", "toy.toml", "--range", RATE, *SMALL)
+    asked = succeeded(fedkeep(*words, "--trials", 2, "--status"))
+    assert "What is left would take at least" in asked.stdout
+    assert not Path("sweeps").exists()
+    succeeded(fedkeep(*words, "--trials", 1))
+    asked = succeeded(fedkeep(*words, "--trials", 2, "--status"))
+    assert "1 finished." in asked.stdout
+    assert "furl-0" in asked.stdout
+
+
 def test_a_sweep_that_chooses_nothing_says_so_and_does_not_end_well(
     fedkeep: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ from fedkeep.core.errors import ConfigError, raising
 from fedkeep.report.wording import duration
 
 if TYPE_CHECKING:
-    from fedkeep.experiments.comparing import Plan
+    from fedkeep.experiments.places import Place
     from fedkeep.report.standings import Found
     from fedkeep.report.tables import Table
 
@@ -132,9 +132,8 @@ def compare(
     several = len(plans) > 1
     if status:
         with place_of(on, folder, jobs, slurm) as place:
-            _show_status(comparing.status(plans, {} if place is None else place.states()), plans)
-            for line in [] if place is None else place.news():
-                say(line)
+            rows = comparing.status(plans, {} if place is None else place.states())
+            _show_status("Runs", rows, sum(plan.seconds for plan in plans), place)
         return
     for plan in plans:
         tried = f", after {tune} trials of each" if tune else ""
@@ -171,11 +170,15 @@ def may_stop(what: str) -> Iterator[None]:
         raise typer.Exit(130) from stop
 
 
-def _show_status(rows: Sequence[tuple[str, str, str]], plans: Sequence[Plan]) -> None:
-    show_table("Runs", ["run", "state", "rounds"], [list(row) for row in rows])
+def _show_status(
+    title: str, rows: Sequence[tuple[str, str, str]], seconds: float, place: Place | None
+) -> None:
+    show_table(title, ["run", "state", "rounds"], [list(row) for row in rows])
     states = Counter(state for _, state, _ in rows)
     say(", ".join(f"{count} {state}" for state, count in states.most_common()) + ".")
-    if seconds := sum(plan.seconds for plan in plans):
+    for line in [] if place is None else place.news():
+        say(line)
+    if seconds:
         side = states["running"]
         how = f"{side} runs side by side" if side > 1 else "run after run"
         end = time.localtime(time.time() + seconds / max(1, side))
@@ -282,6 +285,10 @@ def sweep(
         int,
         typer.Option("--seeds", min=1, max=MOST_SEEDS, metavar="K", help="Seeds that each trial runs with."),
     ] = 1,
+    status: Annotated[
+        bool,
+        typer.Option("--status", help="Run nothing: show which trials are finished, run, wait or failed."),
+    ] = False,
     prune: Annotated[
         Literal["median", "halving", "none"],
         typer.Option("--prune", help="How trials that fall behind on valid are ended early."),
@@ -329,6 +336,11 @@ def sweep(
         prune=prune,
         folder=seen_from(on, found.data_folder(data)),
     )
+    if status:
+        with place_of(on, made.out, jobs, slurm) as place:
+            rows, left = sweeps.status(made, {} if place is None else place.states())
+            _show_status("Trials", rows, left, place)
+        return
     for method, own in spaces.items():
         for key, chosen_from in own.ranges.items():
             note(f"{method}: {key}: {chosen_from}")

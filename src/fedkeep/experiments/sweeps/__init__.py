@@ -9,7 +9,7 @@ was in the middle continues, none is counted twice::
 """
 
 from fedkeep.experiments.sweeps.plan import Prune, Sweep, plan
-from fedkeep.experiments.sweeps.results import Result, best_name, results, table, write
+from fedkeep.experiments.sweeps.results import Result, best_name, results, status, table, write
 from fedkeep.experiments.sweeps.space import Range, Space, read_space
 from fedkeep.experiments.sweeps.trials import run
 
@@ -24,6 +24,7 @@ __all__ = [
     "read_space",
     "results",
     "run",
+    "status",
     "table",
     "write",
 ]

@@ -13,7 +13,8 @@ from fedkeep.core.files import write_whole
 from fedkeep.core.records import read_records
 from fedkeep.experiments.drive import ADAPTED
 from fedkeep.experiments.learned import summarize
-from fedkeep.experiments.sweeps.plan import Sweep
+from fedkeep.experiments.places import State
+from fedkeep.experiments.sweeps.plan import JOURNAL, Sweep
 from fedkeep.experiments.sweeps.trials import best_of, trial_folder
 from fedkeep.experiments.toml import value_text
 from fedkeep.report.page import finite
@@ -83,6 +84,28 @@ def _result(sweep: Sweep, method: str) -> Result:
         trials=plain,
         **spent,
     )
+
+
+def status(sweep: Sweep, states: Mapping[str, State]) -> tuple[list[tuple[str, str, str]], float]:
+    """Return how the trials stand, and how long those that are missing would take, one after another, by estimate.
+
+    Args:
+        sweep: which.
+        states: of trials that run elsewhere, by their jobs' names, as of ``Place.states``; a trial that has begun has a number
+            of its own, so jobs are told that wait or failed.
+
+    Returns:
+        Of each trial that has begun, and of each job that has not or failed: its name, its state, and its finished rounds.
+        Seconds.
+    """
+    rows, left = list[tuple[str, str, str]](), 0.0
+    there = {r.method: r for r in results(sweep)} if (sweep.out / JOURNAL).exists() else {}
+    for method, seconds in sweep.ahead.items():
+        trials = there[method].trials if method in there else []
+        rows += [(f"{method}-{t['number']}", t["state"], f"{t['rounds'] or 0}") for t in trials]
+        over = sum(t["state"] != "running" for t in trials)
+        left += max(0, sweep.trials - over) * len(sweep.seeds) * seconds
+    return rows + [(job, state, "") for job, state in states.items() if state != "running"], left
 
 
 _STATES = {"COMPLETE": "finished", "PRUNED": "ended early"}
