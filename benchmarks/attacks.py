@@ -24,9 +24,9 @@ import torch
 from benchmarks.faults import commit
 from benchmarks.measure import RESULTS, processor, write
 from fedkeep.attacks import place_of, vector_in_upload
-from fedkeep.experiments.attack import Asked, Attacked, attack
+from fedkeep.experiments.attack import Attacked, AttackRequest, attack
 from fedkeep.experiments.attack_measures import against
-from fedkeep.experiments.attack_scenes import STEP, Scene, multiplier
+from fedkeep.experiments.attack_scenes import STEP, AttackScene, multiplier
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.report.attacks import TITLES, Finding, plain, sentences, table
@@ -118,7 +118,7 @@ relative error after one step 3.8e-07 for 4.4e-07. Beside each run stands which 
 def steps(config: Config, numbers: tuple[int, ...] = (1, 6)) -> dict[str, Any]:
     """Return how near FURL's private vector is that one upload gives, after so many local steps of SGD on 8 texts."""
     run = run_config(config, progress=False)
-    scene = Scene(run, [str(i) for i in run.data.ids], 8)
+    scene = AttackScene(run, [str(i) for i in run.data.ids], 8)
     client = scene.clients[0]
     place = place_of(
         scene.net,
@@ -221,7 +221,7 @@ def main() -> None:
     cells = json.loads(path.read_text(encoding="utf-8"))["attacked"] if path.exists() else {}
     for name in given.only or CONFIGS:
         config = parse_config(CONFIGS[name], name)
-        asked = Asked(attacks=tuple(given.attacks.split(",")), shadows=given.shadows)
+        asked = AttackRequest(attacks=tuple(given.attacks.split(",")), shadows=given.shadows)
         result: Attacked = attack(config, asked, folder=given.data, say=lambda t: print(t, flush=True))
         titles = [TITLES[key] for key in asked.attacks]
         old = cells.get(name, {"findings": [], "commits": {}, "processors": {}})

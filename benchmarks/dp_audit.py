@@ -37,7 +37,7 @@ from fedkeep import Split, WeightedMean
 from fedkeep.core.params import Params
 from fedkeep.engines import Sampler
 from fedkeep.methods import Global, PrivateMean
-from fedkeep.privacy import Adaptive, DifferentialPrivacy, Ledger, Release, Terms
+from fedkeep.privacy import Adaptive, BudgetLedger, BudgetTerms, DifferentialPrivacy, Release
 from fedkeep.privacy.accounting import Accountant
 
 TOOK_PART, DID_NOT, RATE, ROUNDS, CLAIM, DELTA = 10_000, 200_000, 0.25, 4, 3.0, 1e-6
@@ -59,10 +59,10 @@ def accounting() -> dict[str, Any]:
         settings += 1
         delta = (1e-5, 1e-7)[settings % 2]
         release = Release(rate=rate, noise=noise)
-        terms = Terms(
+        terms = BudgetTerms(
             clients=1000, cohort=1000 * rate, release=release, delta=delta, budget=None, accountant=accountant
         )
-        ledger = Ledger(terms)
+        ledger = BudgetLedger(terms)
         for round in range(rounds):
             ledger.charge(round)
         worst = max(worst, abs(ledger.spent() - package(rate, noise, rounds, delta, accountant)))

@@ -38,7 +38,7 @@ from fedkeep.engines.round import RoundReport
 from fedkeep.experiments import drive
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config
-from fedkeep.privacy import Ledger, epsilon
+from fedkeep.privacy import BudgetLedger, epsilon
 from fedkeep.privacy.ledger import FILE, marks
 
 ROUNDS, AFFORDED, A_RUN = 40, 30, 4
@@ -92,7 +92,7 @@ def counts(out: Path, witness: Path) -> tuple[int, int]:
     if not path.exists() or b"\n" not in path.read_bytes():
         return 0, witness.stat().st_size if witness.exists() else 0
     released = witness.stat().st_size if witness.exists() else 0
-    return len(Ledger.read(path, read_info(out)["run"]).rounds), released
+    return len(BudgetLedger.read(path, read_info(out)["run"]).rounds), released
 
 
 def campaign(kills: int, seed: int, folder: Path) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def campaign(kills: int, seed: int, folder: Path) -> dict[str, Any]:
             ends["under"] += charged < released
             ends["a charge without a release"] += not last and charged > released
             ends["killed between the first and the last release"] += not last and released > 0
-        ledger = Ledger.read(out / "budget.jsonl", read_info(out)["run"])
+        ledger = BudgetLedger.read(out / "budget.jsonl", read_info(out)["run"])
         ends["charges"] += charged
         ends["releases"] += released
         ends["charged again"] += ledger.repeated
@@ -204,14 +204,14 @@ def fuzz(tries: int, seed: int, folder: Path) -> dict[str, Any]:
         info = read_info(out)
         said = marks(info, read_commit(out, info).extra)
         charged = known[which][-1].count(b"\n") - 1
-        terms = Ledger.read(path, info["run"], said).terms
+        terms = BudgetLedger.read(path, info["run"], said).terms
         for open_again in (False, True):
             path.write_bytes(content)
             try:
                 if open_again:
-                    found = Ledger.open(path, info["run"], terms, said)
+                    found = BudgetLedger.open(path, info["run"], terms, said)
                 else:
-                    found = Ledger.read(path, info["run"], said)
+                    found = BudgetLedger.read(path, info["run"], said)
             except RunError:
                 ends["refused"] += 1
             else:

@@ -39,10 +39,10 @@ from fedkeep.methods import Global
 from fedkeep.privacy import TopK
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.ledger import Ledger, Listed, Roster
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.ledger import Ledger, Listed, RunClients
+from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.server import Federation, serve_run
-from fedkeep.remote.tally import Signed
+from fedkeep.remote.tally import SignedWords
 from fedkeep.remote.transport import Died, MemoryTransport
 from fedkeep.store import Default, Line, MemoryStore, VersionLedger
 from fedkeep.store.database import Database
@@ -161,7 +161,7 @@ class Grid:
     def __init__(self, method: str, folder: Path, seed: int) -> None:
         self.method, self.folder, self.instants = method, folder, Instants()
         self.data = [DATA] * NODES
-        self.signed: Mapping[str, Signed] | None = None
+        self.signed: Mapping[str, SignedWords] | None = None
         self.listed: Listed | None = None
         self.alter: Callable[[int, Packet], Packet] = lambda number, answer: answer
         self.at_the_end: Callable[[], None] = lambda: None
@@ -198,7 +198,7 @@ class Grid:
 
     def _start(self, number: int) -> Node:
         data = self.data[number].select(list(range(number, len(DATA), NODES)))
-        terms = Terms(owner="ann", leaves="clients", simulated_noise=True, patience=0.2, history=ROUNDS)
+        terms = OwnerTerms(owner="ann", leaves="clients", simulated_noise=True, patience=0.2, history=ROUNDS)
         node = Node(Ready(data=data), self.folder / f"device-{number}", terms, experiment)
         node.signed = self.signed
         return node
@@ -306,7 +306,7 @@ def ledger_of(out: Path) -> dict[str, Line]:
     versions = VersionLedger(len(DATA.ids))
     directory.recover(versions)
     directory.close()
-    return Ledger(versions, Roster(DATA.ids, [])).entries([str(c) for c in DATA.ids])
+    return Ledger(versions, RunClients(DATA.ids, [])).entries([str(c) for c in DATA.ids])
 
 
 class Dropping(LocalDevice):

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.fault_proxy import Proxy
 from fedkeep.core.errors import RunError
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.link import PATIENCE, Link
+from fedkeep.flower.link import PATIENCE, FlowerLink
 from fedkeep.flower.local import Local, read_status, rounds_done, start_node
 from fedkeep.flower.processes import WATCH, marked
 from fedkeep.flower.project import new_project
@@ -56,7 +56,9 @@ class Harm:
         draw: all that is random.
     """
 
-    def __init__(self, place: Local, link: Link, nodes: Mapping[str, SuperNode], draw: random.Random) -> None:
+    def __init__(
+        self, place: Local, link: FlowerLink, nodes: Mapping[str, SuperNode], draw: random.Random
+    ) -> None:
         self.place, self.link, self.draw = place, link, draw
         self.proxies = {name: Proxy(link.port) for name in nodes}
         self.nodes: dict[str, SuperNode] = {}

@@ -41,9 +41,9 @@ from fedkeep.data.preparation import Ready
 from fedkeep.engines import Sampler
 from fedkeep.remote import Packet
 from fedkeep.remote.ledger import Listed
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.roll_back import kept_rounds, roll_back
-from fedkeep.remote.tally import Limits, Signed
+from fedkeep.remote.tally import Limits, SignedWords
 from fedkeep.remote.transport import Died, Weather
 
 Fault = Callable[[Grid, random.Random], None]
@@ -299,7 +299,7 @@ def an_impostor_claims_clients(grid: Grid, draw: random.Random) -> None:
         ids = [[str(DATA.ids[c]) for c in range(n, len(DATA), NODES)] for n in range(NODES)]
         grid.listed = Listed({f"key of node-{n}": names for n, names in enumerate(ids)})
     other = fedkeep.data.toy(users=7, examples=12, features=4, classes=3, seed=99).select(clients)
-    terms = Terms(owner="thief", leaves="clients", simulated_noise=True, patience=0.2)
+    terms = OwnerTerms(owner="thief", leaves="clients", simulated_noise=True, patience=0.2)
     node = Node(Ready(data=other), grid.folder / thief, terms, experiment)
 
     def come() -> None:
@@ -315,7 +315,7 @@ def an_impostor_claims_clients(grid: Grid, draw: random.Random) -> None:
 
 def a_foreign_server_asks(grid: Grid, draw: random.Random) -> None:
     """Between the run's own messages nodes get those of another server, whose project nobody has signed for them."""
-    grid.signed = {grid.method: Signed(preparation={})}
+    grid.signed = {grid.method: SignedWords(preparation={})}
     for node in grid.nodes:
         node.signed = grid.signed
 
@@ -338,7 +338,7 @@ def a_foreign_server_asks(grid: Grid, draw: random.Random) -> None:
 def server_asks_more_than_the_terms(grid: Grid, draw: random.Random) -> None:
     """After the last round a server asks on, with new attempts, for far more than was signed."""
     most = Limits(trainings=ROUNDS + draw.randint(0, 5), judgings=3 * ROUNDS)
-    grid.signed = {grid.method: Signed(preparation={}, limits=most)}
+    grid.signed = {grid.method: SignedWords(preparation={}, limits=most)}
     last: dict[int, Packet] = {}
     for node in grid.nodes:
         node.signed = grid.signed

@@ -38,7 +38,7 @@ from fedkeep.flower.local import read_status, rounds_done
 from fedkeep.flower.processes import Processes, marked, program
 from fedkeep.flower.project import new_project
 from fedkeep.remote import Packet
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.node_config import experiment
 
 ROWS = ("100x1", "1000x1", "5000x1", "100x20", "1000x20")
@@ -73,7 +73,7 @@ def serve(read: BinaryIO, send: BinaryIO, folder: Path) -> None:
     draw = np.random.default_rng(0)
     columns = {"x": draw.normal(size=(8, 4)).astype(np.float32), "label": np.arange(8) % 3}
     data = FederatedData.from_columns([FIRST] * 8, columns, ["train"] * 8)
-    node = Node(Ready(data=data), folder, Terms(owner="load"), experiment, tell=print)
+    node = Node(Ready(data=data), folder, OwnerTerms(owner="load"), experiment, tell=print)
     while count := read.read(4):
         files = [
             read.read(int.from_bytes(read.read(8), "little")) for _ in range(int.from_bytes(count, "little"))

@@ -24,7 +24,7 @@ from fedkeep.data.preparation import Ready
 from fedkeep.flower.client_app import answered
 from fedkeep.flower.grid import GridTransport
 from fedkeep.remote import Packet
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.server import serve_run
 from fedkeep.store import Line
 from tests.engines.test_conformance import CASES, reference
@@ -68,7 +68,7 @@ def node(text: str, number: int, count: int) -> Node:
     """Return a node that has every ``count``-th client of a case."""
     data = CASES[text.rsplit(", ", 1)[0]].data
     places = list(range(number, len(data), count))
-    terms = Terms(owner="ann", leaves="clients", simulated_noise=True)
+    terms = OwnerTerms(owner="ann", leaves="clients", simulated_noise=True)
     folder = Path(os.environ[FOLDER]) / text.replace("/", "-") / str(number)
     return Node(Ready(data=data.select(places)), folder, terms, experiment)
 

@@ -22,7 +22,7 @@ from benchmarks.flower_cases import FOLDER, ROWS
 from benchmarks.measure import RESULTS, processor
 from fedkeep.experiments.toml import to_toml
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.link import PATIENCE, Link, free_port
+from fedkeep.flower.link import PATIENCE, FlowerLink, free_port
 from fedkeep.flower.processes import program
 from fedkeep.flower.watch import JOINED
 from tests.engines.test_conformance import CASES
@@ -97,7 +97,7 @@ def on_nodes(folder: Path, nodes: int) -> None:
     """Run all rows on a link and nodes with TLS and authentication."""
     names = [f"node-{number}" for number in range(nodes)]
     make_keys(folder / "keys", hosts=["127.0.0.1"], nodes=names)
-    link = Link(folder, folder / "keys")
+    link = FlowerLink(folder, folder / "keys")
     settings = {
         "project": {"name": "cases", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []},
         "tool": {

@@ -32,7 +32,7 @@ from fedkeep.data.preparation import Ready
 from fedkeep.flower.client_app import answered
 from fedkeep.flower.grid import GridTransport
 from fedkeep.remote import Packet
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.server import Federation, serve_run
 from fedkeep.remote.transport import Reply
 
@@ -54,7 +54,9 @@ def serve(message: Message, context: Context) -> Message:
 def node(number: int) -> Node:
     """Return a node that has every second client."""
     data = federated(OF.data()).select(list(range(number, OF.clients, NODES)))
-    return Node(Ready(data=data), Path(os.environ[FOLDER]) / str(number), Terms(owner="bench"), experiment)
+    return Node(
+        Ready(data=data), Path(os.environ[FOLDER]) / str(number), OwnerTerms(owner="bench"), experiment
+    )
 
 
 def experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Method]:

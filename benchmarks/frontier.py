@@ -33,7 +33,7 @@ from fedkeep.experiments.config import Config
 from fedkeep.experiments.simulate import simulate
 from fedkeep.privacy import Adaptive, DifferentialPrivacy
 from fedkeep.report.blocks import Figure
-from fedkeep.report.charts import Legend, Lines, Series, point_of
+from fedkeep.report.charts import Curve, Legend, Lines, point_of
 from fedkeep.report.drawing import write_figure
 from fedkeep.report.tables import Table, mean_std, to_markdown
 
@@ -225,7 +225,7 @@ def written(found: dict[str, Any]) -> None:
     slots = {method: str(i) for i, method in enumerate(names)}
     lines, charts = [HEAD], []
     for name, scene in known.items():
-        series, references = list[Series](), list[tuple[float, str]]()
+        series, references = list[Curve](), list[tuple[float, str]]()
         rows: list[tuple[str, ...]] = []
         for method in scene.methods:
             by = {e: _values(found["cells"], f"{name}/{method}/{e:g}/") for e in EPSILONS}
@@ -236,7 +236,7 @@ def written(found: dict[str, Any]) -> None:
             if method == "Local":
                 references.append((heights[0], "local alone"))
             else:
-                series.append(Series(method, tuple(heights), tuple(heights.values()), slots[method]))
+                series.append(Curve(method, tuple(heights), tuple(heights.values()), slots[method]))
         counts = _values(found["counts"], f"{name}/")
         rows.append(("Counts alone", _text(counts), *[""] * (len(EPSILONS) - 1)))
         references.append((float(np.mean(counts)), "counts alone"))

@@ -43,11 +43,11 @@ from fedkeep.engines.first_values import declared
 from fedkeep.methods import Sent
 from fedkeep.remote import Packet, RoundPolicy, fingerprint
 from fedkeep.remote.events import Events
-from fedkeep.remote.exchange import Rules
+from fedkeep.remote.exchange import ExchangeRules
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.ledger import Ledger, Roster
+from fedkeep.remote.ledger import Ledger, RunClients
 from fedkeep.remote.messages import PROTOCOL, Encode, Hello
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.transport import MemoryTransport
 from fedkeep.store import Default, MemoryStore, VersionLedger
@@ -104,7 +104,7 @@ def cost(name: str, folder: Path) -> dict[str, Any]:
         Node(
             Ready(data=data.select([k])),
             folder / str(k),
-            Terms(owner="ann"),
+            OwnerTerms(owner="ann"),
             lambda text, encoding: (make(), method),
             engine=Done(result),
         )
@@ -120,8 +120,8 @@ def cost(name: str, folder: Path) -> dict[str, Any]:
         met.look()
         assert not met.refusals, met.refusals
         transport.wait(1.0)
-    ledger = Ledger(VersionLedger(len(ids)), Roster(data.ids, []))
-    rules = Rules(
+    ledger = Ledger(VersionLedger(len(ids)), RunClients(data.ids, []))
+    rules = ExchangeRules(
         run=hello.run,
         fingerprint=fingerprint.digest(parts),
         encoding=parts["encoding"],

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.fault_processes import part_of, words_of
 from benchmarks.faults import commit
 from benchmarks.measure import write
-from fedkeep.flower.link import Link
+from fedkeep.flower.link import FlowerLink
 from fedkeep.flower.local import START, Local, federation, local_of, rounds_done, start_node
 from fedkeep.flower.processes import marked
 from fedkeep.flower.supernode import SuperNode
@@ -62,14 +62,14 @@ def until(there: Callable[[], bool], what: str) -> float:
     return time.monotonic() - began
 
 
-def serves(link: Link, node: SuperNode) -> bool:
+def serves(link: FlowerLink, node: SuperNode) -> bool:
     """Tell whether a node serves a message now."""
     folder = f"FLWR_HOME={node.home}"
     served = [p for p in marked(link.processes.mark) if part_of(p) == "message"]
     return any(folder in words_of(p, "environ") for p in served)
 
 
-def killed(place: Local, link: Link, name: str, node: SuperNode) -> dict[str, Any]:
+def killed(place: Local, link: FlowerLink, name: str, node: SuperNode) -> dict[str, Any]:
     """Kill a node and start it again; return how long it was away."""
     until(lambda: serves(link, node), f"{name} serves a message")
     link.processes.kill(name)

@@ -27,7 +27,7 @@ from fedkeep.core.files import read_tensors
 from fedkeep.data.preparation import Ready
 from fedkeep.methods import SecureSums, securely
 from fedkeep.remote import Packet
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.server import Federation, serve_run
 from fedkeep.remote.transport import MemoryTransport
 
@@ -74,7 +74,7 @@ def run(clients: int, rounds: int, secure: bool) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         nodes = [
-            Node(Ready(data=data.select([k])), Path(folder) / str(k), Terms(owner="x"), experiment)
+            Node(Ready(data=data.select([k])), Path(folder) / str(k), OwnerTerms(owner="x"), experiment)
             for k in range(clients)
         ]
         transport = MemoryTransport({f"node-{k}": counted(node.serve) for k, node in enumerate(nodes)})

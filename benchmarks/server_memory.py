@@ -40,9 +40,9 @@ from fedkeep.methods.secure import Vectors
 from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.privacy.secure import SecureClient, SecureServer
 from fedkeep.remote.events import Events
-from fedkeep.remote.exchange import Rules
+from fedkeep.remote.exchange import ExchangeRules
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.ledger import Ledger, Roster
+from fedkeep.remote.ledger import Ledger, RunClients
 from fedkeep.remote.messages import Answers, ClientAnswer, Packet, packet_of
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.transport import Reply
@@ -102,14 +102,14 @@ def measured(cohort: int, kind: str) -> dict[str, Any]:
         )
     if kind == "median":
         method = method.on_server(reduce=Median())
-    roster = Roster.of({client: {"train": 1} for client in ids}, {})
+    roster = RunClients.of({client: {"train": 1} for client in ids}, {})
     transport = Scripted(method.split)
     nodes: Any = SimpleNamespace(
         transport=transport, place={c: c for c in ids}, look=lambda: None, refusal=lambda client: None
     )
     fleet = Fleet(
         nodes,
-        Rules(run="r", fingerprint="", encoding="", split=method.split, tasks=()),
+        ExchangeRules(run="r", fingerprint="", encoding="", split=method.split, tasks=()),
         Ledger(VersionLedger(cohort), roster),
         RoundPolicy(),
         cohort=cohort,

@@ -29,7 +29,7 @@ from fedkeep.privacy import GaussianNoise
 from fedkeep.remote.messages import Packet
 from fedkeep.remote.node import told_counts
 from fedkeep.report.tables import markdown_escape
-from fedkeep.store import Lines
+from fedkeep.store import LedgerLines
 from tests.audit import leaks
 from tests.audit.leaks import Own, furl
 from tests.engines.tables.test_tables import Words
@@ -246,7 +246,7 @@ def test_values_that_ride_beside_a_message_are_found(monkeypatch: pytest.MonkeyP
     beside: list[bytes] = []
     begin = States.begin
 
-    def noted(self: States, lines: Lines) -> None:
+    def noted(self: States, lines: LedgerLines) -> None:
         begin(self, lines)
         beside[:] = [
             values["user"].numpy().tobytes() for client, values in self.values.items() if client == "user-0"

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import faults_remote
 from benchmarks.fault_remote import FAULTS, trial
 from fedkeep.remote.device_store import DeviceStore
-from fedkeep.store import Line, Lines
+from fedkeep.store import LedgerLines, Line
 
 
 def number_of(fault: str) -> int:
@@ -29,8 +29,8 @@ def test_a_device_that_begins_anew_in_silence_is_noticed(
 ) -> None:
     begin = DeviceStore.begin
 
-    def silent(self: DeviceStore, lines: Lines) -> None:
-        begin(self, Lines.of({client: Line() for client in lines.by_client()}))
+    def silent(self: DeviceStore, lines: LedgerLines) -> None:
+        begin(self, LedgerLines.of({client: Line() for client in lines.by_client()}))
 
     monkeypatch.setattr(DeviceStore, "begin", silent)
     assert trial(number_of("messages_are_lost"), 0, tmp_path)["verdict"] in ("mixed", "wrong resume")

@@ -111,7 +111,7 @@ def test_bad_numbers_of_workers(fedkeep: Command, options: list[object], message
 def test_a_progress_bar_is_shown_on_a_terminal(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     # as if standard error were a terminal
-    monkeypatch.setattr(progress, "Silent", lambda: progress.Bar("Toy", 4))
+    monkeypatch.setattr(progress, "Silent", lambda: progress.ProgressBar("Toy", 4))
     result = succeeded(fedkeep("run", "toy.toml"))
     for shown in ("Toy", "4/4", "rounds/s", "valid accuracy 0."):
         assert shown in result.stderr

@@ -109,9 +109,9 @@ def sweep(folder: Path, found: Any) -> Case:
 
 def budget(folder: Path, found: Any) -> Case:
     path = folder / "budget.jsonl"
-    ledger.Ledger.open(path, "run-1", TERMS)
+    ledger.BudgetLedger.open(path, "run-1", TERMS)
     path.write_text(dumped(path.read_text(), format=found) + "\n")
-    return RunError, ledger.FORMAT, "run it again", lambda: ledger.Ledger.read(path, "run-1")
+    return RunError, ledger.FORMAT, "run it again", lambda: ledger.BudgetLedger.read(path, "run-1")
 
 
 PLACES = [run_folder, device, store, data, published, kept_by_a_mod, comparison, sweep, budget]

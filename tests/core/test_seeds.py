@@ -15,7 +15,7 @@ from torch import nn
 from fedkeep import methods, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.params import Params
-from fedkeep.core.seeds import Draws, Undisturbed, generator, numpy_generator, stream, without_draws
+from fedkeep.core.seeds import DrawWatch, Undisturbed, generator, numpy_generator, stream, without_draws
 from fedkeep.data import toy
 from tests.tiny import same_bits
 
@@ -89,7 +89,7 @@ def test_what_another_thread_draws_is_nobody_elses(neighbour: Start, draw: Calla
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 def test_attention_draws_where_it_has_dropout(rate: float) -> None:
     value = torch.ones(1, 2, 3, 4)
-    with Draws() as draws:
+    with DrawWatch() as draws:
         nn.functional.scaled_dot_product_attention(value, value, value, dropout_p=rate)
     assert bool(draws.seen) == bool(rate)
 
@@ -107,7 +107,7 @@ def test_draws_from_a_generator_of_their_own_are_the_same(neighbour: Start) -> N
     torch.manual_seed(3)
     own = drawn()
     neighbour(lambda: torch.rand(1))
-    with Draws(torch.Generator().manual_seed(3)):
+    with DrawWatch(torch.Generator().manual_seed(3)):
         assert all(map(torch.equal, own, drawn()))
 
 

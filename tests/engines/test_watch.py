@@ -11,7 +11,7 @@ from torch import Tensor
 from fedkeep import Client, Phase, Split, sgd
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, clone
-from fedkeep.engines import LocalResult, Stream, Watch, local_run
+from fedkeep.engines import LocalResult, LocalRunWatch, Stream, local_run
 from fedkeep.models import BagOfWords
 from tests.engines.reference import rows_of
 from tests.tiny import Noisy, classes, same_bits, texts
@@ -29,7 +29,7 @@ def words() -> Net:
 
 
 def train(
-    net: Net, phases: Any, data: Any = DATA, *, turns: Any = "phases", watch: Watch | None = None
+    net: Net, phases: Any, data: Any = DATA, *, turns: Any = "phases", watch: LocalRunWatch | None = None
 ) -> LocalResult:
     start = net.initial()
     split, client = Split("user") if "user" in start else Split(), Client(phases=tuple(phases), turns=turns)
@@ -42,7 +42,10 @@ def test_what_is_seen_is_what_shorter_training_gives(turns: Any, optimizer: Any)
     phase = Phase(optimizer=optimizer, batch_size=2, steps=9)
     seen: dict[int, Params] = {}
     whole = train(
-        words(), [phase], turns=turns, watch=Watch(3, lambda step, params: seen.update({step: clone(params)}))
+        words(),
+        [phase],
+        turns=turns,
+        watch=LocalRunWatch(3, lambda step, params: seen.update({step: clone(params)})),
     )
     assert list(seen) == [3, 6, 9]
     for steps, params in seen.items():
@@ -58,10 +61,10 @@ def test_mini_batches_are_counted_over_all_phases() -> None:
         Phase(trains=("mlp.*",), batch_size=4, steps=2, optimizer=STEEP),
     ]
     steps: list[int] = []
-    train(words(), phases, watch=Watch(1, lambda step, _: steps.append(step)))
+    train(words(), phases, watch=LocalRunWatch(1, lambda step, _: steps.append(step)))
     assert steps == [1, 2, 3, 4]
     steps.clear()
-    train(words(), phases, turns=(3, 1), watch=Watch(1, lambda step, _: steps.append(step)))
+    train(words(), phases, turns=(3, 1), watch=LocalRunWatch(1, lambda step, _: steps.append(step)))
     assert steps == [1, 2]
 
 
@@ -82,7 +85,7 @@ def test_judging_on_the_way_disturbs_neither_batch_statistics_nor_dropout(judged
             with torch.no_grad():
                 net(params, batch)
 
-        return train(trained, phases, data, watch=Watch(2, look) if watched else None).params
+        return train(trained, phases, data, watch=LocalRunWatch(2, look) if watched else None).params
 
     assert same_bits(run(False), run(True))
     assert seen == [2, 4, 6]

@@ -17,7 +17,7 @@ from fedkeep.core.run_files import Commit
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data.ids import SomeIds
 from fedkeep.experiments.analyses import (
-    Trait,
+    UserTrait,
     _shown,
     adapted_form,
     aggregation_time,
@@ -92,7 +92,7 @@ def test_a_map_shows_users_of_the_five_most_frequent_labels() -> None:
     ]
     values = [label and Compared(label) for label in labels]
     clients = SomeIds([str(user) for user in range(len(labels))], np.arange(len(labels)))
-    shown = _shown(Trait("most-used label", "categorical", values), clients)
+    shown = _shown(UserTrait("most-used label", "categorical", values), clients)
     assert Compared.times < 10 * len(labels)  # not each label with each user's
     assert {labels[user] for user in shown.positions} == {"a", "b", "c", "l199", "l7"}
     assert len(shown) == 9 + 9 + 3 + 3 + 3

@@ -11,7 +11,7 @@ import pytest
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import FederatedData, opt_out
 from fedkeep.experiments import attack_scenes
-from fedkeep.experiments.attack import Asked, attack
+from fedkeep.experiments.attack import AttackRequest, attack
 from fedkeep.experiments.attack_measures import MEASURES, share
 from fedkeep.experiments.attack_scenes import divided, multiplier
 from fedkeep.experiments.build import build_data, build_method, build_model
@@ -47,7 +47,7 @@ rounds = 12
 cohort = 4
 engine = "sequential"
 """
-FEW = Asked(attacks=("who", "label", "trait", "words", "predictions", "upload"), epsilons=(2.0,))
+FEW = AttackRequest(attacks=("who", "label", "trait", "words", "predictions", "upload"), epsilons=(2.0,))
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_words_of_a_bag_are_read_too() -> None:
         .replace("hidden = 6\n", "")
         .replace("rounds = 12", "rounds = 1")
     )
-    found = attack(parse_config(text), Asked(attacks=("words",), epsilons=())).findings
+    found = attack(parse_config(text), AttackRequest(attacks=("words",), epsilons=())).findings
     assert {f.value for f in found if f.protection == "split"} == {1.0}
 
 
@@ -127,7 +127,7 @@ def test_a_number_without_an_interval_has_no_verdict(monkeypatch: pytest.MonkeyP
     """It is not defined without one of the clients: whether it lies above guessing can't be told."""
     number = Interval(0.9, np.nan, np.nan)
     monkeypatch.setitem(MEASURES, "upload", lambda *_: [("cosine", number, 0.5, "")])
-    asked = Asked(attacks=("upload",), epsilons=())
+    asked = AttackRequest(attacks=("upload",), epsilons=())
     findings = attack(parse_config(TEXT, overrides={"run.rounds": "1"}), asked).findings
     assert {(f.value, f.low, f.high, f.verdict) for f in findings} == {(0.9, None, None, "–")}
 
@@ -153,7 +153,7 @@ rounds = 5
 cohort = 6
 engine = "vectorised"
 """
-SHADOWS = Asked(attacks=("membership",), epsilons=(), shadows=4, clients=4)
+SHADOWS = AttackRequest(attacks=("membership",), epsilons=(), shadows=4, clients=4)
 
 
 def members(config: Config, data: FederatedData) -> dict[str, Finding]:
@@ -210,7 +210,7 @@ def test_of_clients_that_all_opted_out_no_membership_is_measured() -> None:
 @pytest.mark.slow
 def test_membership_of_a_model_that_knows_its_examples_by_heart_and_under_noise() -> None:
     """A linear model of many features, trained long, knows them; one under strong noise does not."""
-    result = attack(parse_config(MEMBERS), Asked(attacks=("membership",), epsilons=(0.5,), shadows=4))
+    result = attack(parse_config(MEMBERS), AttackRequest(attacks=("membership",), epsilons=(0.5,), shadows=4))
     by = {(f.measure, f.protection): f for f in result.findings}
     measure = "threshold AUC, the released model"
     assert by[measure, "split"].low > 0.6  # type: ignore[operator]
@@ -236,9 +236,9 @@ def test_refused(settings: dict[str, str], message: str) -> None:
 
 def test_refused_before_anything_is_trained() -> None:
     with pytest.raises(ConfigError, match="An attack must be 'who', .* or 'upload'; got 'whom'"):
-        Asked(attacks=("whom",))
+        AttackRequest(attacks=("whom",))
     with pytest.raises(ConfigError, match="shadows must be at least 3; got 2."):
-        Asked(shadows=2)
+        AttackRequest(shadows=2)
 
 
 def test_the_noise_is_what_epsilon_asks_for() -> None:
@@ -295,7 +295,7 @@ weighting = "uniform"
 rounds = 2
 cohort = 5
 """
-    found = attack(parse_config(text), Asked(attacks=("upload",), epsilons=(1.0,), clients=4))
+    found = attack(parse_config(text), AttackRequest(attacks=("upload",), epsilons=(1.0,), clients=4))
     assert asked == [(1.0, 0.5, 2, 0.01)]
     assert "of 4 clients a sum" in found.settings[0]
     assert "5 of 10 clients in a round, 2 rounds, δ = 0.01" in found.settings[0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeep.experiments.attack import Asked, attack
+from fedkeep.experiments.attack import AttackRequest, attack
 from fedkeep.experiments.attack_measures import against, mean, share
 from fedkeep.experiments.config import parse_config
 from fedkeep.metrics.worth import Interval
@@ -77,7 +77,7 @@ optimizer = { learning_rate = 0.2, rates = { user = 1.0 } }
 
 def test_what_is_found_in_sums_has_intervals_over_sums() -> None:
     """12 clients are in 3 sums, and of as many uploads."""
-    found = attack(parse_config(CONFIG), Asked(attacks=("label", "words"), epsilons=())).findings
+    found = attack(parse_config(CONFIG), AttackRequest(attacks=("label", "words"), epsilons=())).findings
     labels = {f.protection: f for f in found if f.measure == "most frequent class right"}
     for name, guesses in (("split", 12), ("secure", 3)):
         right = [True] * round(labels[name].value * 12) + [False] * round((1 - labels[name].value) * 12)  # type: ignore[operator]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedkeep import attacks
 from fedkeep.data import FederatedData
-from fedkeep.experiments.attack import Asked, attack
+from fedkeep.experiments.attack import AttackRequest, attack
 from fedkeep.experiments.config import parse_config
 
 
@@ -54,7 +54,9 @@ run = {{ rounds = 1, cohort = 4, engine = "sequential" }}
     seen: list[np.ndarray[Any, Any]] = []
     measured = attacks.membership
     monkeypatch.setattr(attacks, "membership", lambda *given: seen.append(given[0]) or measured(*given))
-    found = attack(parse_config(text), Asked(attacks=("membership",), epsilons=(), shadows=3)).findings
+    found = attack(
+        parse_config(text), AttackRequest(attacks=("membership",), epsilons=(), shadows=3)
+    ).findings
     assert {
         f.note.rpartition(", ")[2] for f in found if f.value is not None and f.protection != "secure"
     } == {"by the task 'place' alone"}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedkeep import attacks
 from fedkeep.data import FederatedData, next_tokens
-from fedkeep.experiments.attack import Asked, attack
+from fedkeep.experiments.attack import AttackRequest, attack
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.report.attacks import Finding
 
@@ -64,7 +64,7 @@ def test_membership_of_a_text_goes_by_the_mean_loss_of_its_tokens(
     seen: list[np.ndarray[Any, Any]] = []
     measured = attacks.membership
     monkeypatch.setattr(attacks, "membership", lambda *given: seen.append(given[0]) or measured(*given))
-    attack(config, Asked(attacks=("membership",), epsilons=(), shadows=3))
+    attack(config, AttackRequest(attacks=("membership",), epsilons=(), shadows=3))
     train = np.arange(4 * EXAMPLES).reshape(4, EXAMPLES)[:, :6].ravel()
     ids = FederatedData.load(tmp_path / "texts").columns["input_ids"]
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_membership_of_a_text_goes_by_the_mean_loss_of_its_tokens(
 
 def test_a_class_that_a_client_holds_most_is_nothing_that_texts_by_token_have(tmp_path: Path) -> None:
     config, _ = texts(tmp_path, rate=1.0)
-    asked = Asked(attacks=("label", "trait", "predictions"), epsilons=())
+    asked = AttackRequest(attacks=("label", "trait", "predictions"), epsilons=())
     found: list[Finding] = attack(config, asked).findings
     by_class = [f for f in found if f.attack.startswith("Which class")]
     assert {f.note for f in by_class} == {"labels are of tokens."}

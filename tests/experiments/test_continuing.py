@@ -14,7 +14,7 @@ from fedkeep import FederatedData, load_run, methods, simulate
 from fedkeep.core.errors import ConfigError, DataError, FedkeepError, MethodError, RunError
 from fedkeep.data.preparation import Encoding, Raw
 from fedkeep.data.preparation.labels import LabelCode, LabelError, Labels, LabelSets, LabelSummary
-from fedkeep.data.preparation.numbers import KeyCode, Keys, KeySummary
+from fedkeep.data.preparation.numbers import KeyCode, KeyColumn, KeySummary
 from fedkeep.data.preparation.texts import Texts, TextSummary
 from fedkeep.data.seen import Seen
 from fedkeep.methods import Phase
@@ -157,7 +157,7 @@ GROWN: dict[str, tuple[str, Any, Any]] = {
         LabelSets(values=[("a", "b"), ("b",), (), ("c",), ("a",)] * 2),
         LabelSets(values=[("d",)] * 10),
     ),
-    "an item": ("item", Keys(values=np.arange(10)), Keys(values=np.arange(5, 15))),
+    "an item": ("item", KeyColumn(values=np.arange(10)), KeyColumn(values=np.arange(5, 15))),
 }
 """Of an encoding that is extended: a column, what it held, and what has come since."""
 
@@ -306,7 +306,7 @@ def test_labels_and_items_get_the_next_numbers() -> None:
     with pytest.raises(LabelError):
         whole.extended(LabelSummary(words=("x",)))
     items = KeySummary(keys=(3, 9)).code(1).extended(KeySummary(keys=(1, 9)))
-    assert items.encoded(Keys(values=np.array([1, 3, 9])), str).tolist() == [2, 0, 1]
+    assert items.encoded(KeyColumn(values=np.array([1, 3, 9])), str).tolist() == [2, 0, 1]
     text = Encoding(columns={"item": items, "label": three}).to_json()
     again = Encoding.from_json(text)
     assert isinstance(again.columns["item"], KeyCode)

@@ -13,7 +13,7 @@ import torch
 from fedkeep import FederatedData
 from fedkeep.experiments.worth import counted
 from fedkeep.tasks import tasks_in
-from fedkeep.tasks.results import Examples
+from fedkeep.tasks.results import ExampleResults
 
 
 def data_of(
@@ -30,7 +30,7 @@ def data_of(
     return FederatedData.from_columns(owner, columns, [names[c] for c in split * len(labels)], meta)
 
 
-def examples(data: FederatedData) -> Examples:
+def examples(data: FederatedData) -> ExampleResults:
     """Return results of a model on the test and validation examples, which counting takes its rows from."""
     parts = []
     for split in ("test", "valid"):
@@ -45,7 +45,7 @@ def examples(data: FederatedData) -> Examples:
         }
         parts.append(columns)
     kinds = {task.name: task.kind for task in tasks_in(data.meta)}
-    return Examples(round=1, tensors=parts[0], kinds=kinds, valid=parts[1])
+    return ExampleResults(round=1, tensors=parts[0], kinds=kinds, valid=parts[1])
 
 
 def test_a_users_most_frequent_label_by_hand() -> None:
@@ -92,4 +92,4 @@ def test_examples_keep_their_places() -> None:
     after = counted(data, before)
     assert after.tensors["row"].tolist() == before.tensors["row"].tolist()
     assert after.valid["client"].tolist() == before.valid["client"].tolist()
-    assert Examples.checked(Path("f"), 1, after.to_tensors()).models() == ("own",)
+    assert ExampleResults.checked(Path("f"), 1, after.to_tensors()).models() == ("own",)

@@ -16,7 +16,7 @@ from fedkeep import Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.sealed import seal
 from fedkeep.engines import Adaptation
-from fedkeep.tasks.results import Examples, Roster, read_examples
+from fedkeep.tasks.results import ExampleResults, JudgedClients, read_examples
 from tests.refusals import raises
 from tests.tiny import Logits, Slope, classes, pairs, same_bits
 
@@ -180,7 +180,7 @@ BAD: dict[str, tuple[dict[str, Tensor | None], str]] = {
     "another roster": (
         {
             f"roster:{n}": t
-            for n, t in Roster(np.array([1], np.int32), np.array([3]), ("b",)).to_tensors().items()
+            for n, t in JudgedClients(np.array([1], np.int32), np.array([3]), ("b",)).to_tensors().items()
         },
         "the client 0 is not listed",
     ),
@@ -191,9 +191,9 @@ BAD: dict[str, tuple[dict[str, Tensor | None], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_file_that_holds_something_else_is_named(name: str) -> None:
     changes, fault = BAD[name]
-    assert Examples.checked(Path("f"), 3, GOOD).round == 3
+    assert ExampleResults.checked(Path("f"), 3, GOOD).round == 3
     with raises(RunError, file=Path("f"), fault=fault):
-        Examples.checked(Path("f"), 3, {n: t for n, t in {**GOOD, **changes}.items() if t is not None})
+        ExampleResults.checked(Path("f"), 3, {n: t for n, t in {**GOOD, **changes}.items() if t is not None})
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_side_by_side_each_in_a_process_of_its_own(
 
 
 def test_lines_about_what_runs_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    board = long_jobs._Lines(2, Forecast(["", ""], 2), {"a": "", "b": ""})
+    board = long_jobs._JobLines(2, Forecast(["", ""], 2), {"a": "", "b": ""})
     for done in range(3):
         board.told("a", Stand("rounds", done, 7))
     assert capsys.readouterr().err == ""
@@ -97,7 +97,7 @@ def test_lines_about_what_runs_come_now_and_then(capsys: pytest.CaptureFixture[s
 
 
 def test_bars_of_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    board = long_jobs._Bars(2, Forecast(["", ""], 2), {"a": "", "b": ""})
+    board = long_jobs._JobBars(2, Forecast(["", ""], 2), {"a": "", "b": ""})
     try:
         board.told("a", Stand("rounds", 3, 7))
         board.told("b", Stand("rounds", 1, 7))

@@ -66,7 +66,7 @@ def test_a_comparison_in_processes_of_ones_own(
 
 
 @dataclass(frozen=True)
-class Errand(places.Written):
+class Errand(places.WrittenJob):
     """Leaves a file, or fails as it is told."""
 
     name: str

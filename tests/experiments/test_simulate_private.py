@@ -19,7 +19,7 @@ from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.drive import Drive
 from fedkeep.experiments.load import load_run
-from fedkeep.privacy import Adaptive, DifferentialPrivacy, Ledger, Release, epsilon
+from fedkeep.privacy import Adaptive, BudgetLedger, DifferentialPrivacy, Release, epsilon
 from tests.refusals import raises
 from tests.tiny import Logits, classes, one_run_id, same_bits
 
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_ends_with_the_same_bits_and_counts_no_less(tmp_path:
     assert 0 < float(whole.state["clip_bound"]) != 0.1
     assert len({(tmp_path / name / "budget.jsonl").read_bytes() for name in ("whole", "parts")}) == 1
     commit = json.loads((tmp_path / "parts" / "commit.json").read_text())
-    ledger = Ledger.read(tmp_path / "parts" / "budget.jsonl", commit["run"])
+    ledger = BudgetLedger.read(tmp_path / "parts" / "budget.jsonl", commit["run"])
     assert commit["extra"]["ledger"] == ledger.mark
     assert ledger.rounds == [0, 1, 2, 3]
     assert ledger.spent() == pytest.approx(epsilon({Release(rate=3 / 8, noise=2.0): 4}, 1e-2, "rdp"))
@@ -109,7 +109,7 @@ def test_a_round_that_broke_down_is_not_charged_as_nothing_of_it_was_released(
         run(out=tmp_path / "r")
     monkeypatch.undo()
     run(out=tmp_path / "r", resume=True)
-    assert Ledger.read(tmp_path / "r" / "budget.jsonl", run_id(tmp_path / "r")).rounds == [0, 1, 2, 3]
+    assert BudgetLedger.read(tmp_path / "r" / "budget.jsonl", run_id(tmp_path / "r")).rounds == [0, 1, 2, 3]
 
 
 def test_a_round_is_charged_before_anything_of_it_is_judged_or_written(
@@ -118,7 +118,7 @@ def test_a_round_is_charged_before_anything_of_it_is_judged_or_written(
     seen, judge, commit = list[int](), Drive.judged, Drive._commit
 
     def charged(self: Drive) -> None:
-        ledger = Ledger.read(tmp_path / "r" / "budget.jsonl", run_id(tmp_path / "r"))
+        ledger = BudgetLedger.read(tmp_path / "r" / "budget.jsonl", run_id(tmp_path / "r"))
         seen.append(len(ledger.rounds) - self.conductor.server.round)
 
     def judging(self: Drive, server: Any) -> Any:
@@ -178,7 +178,7 @@ def test_a_charged_round_that_is_run_again_has_coins_of_its_own_as_its_charge_sa
     assert secret != once
     for (number, cohort), seed in zip(seen, [0, 0, once, once, secret], strict=True):
         assert cohort == tuple(sorted(f"user-{k}" for k in Sampler(8, 3, "poisson", seed)(number)))
-    ledger = Ledger.read(tmp_path / "r" / "budget.jsonl", run_id(tmp_path / "r"))
+    ledger = BudgetLedger.read(tmp_path / "r" / "budget.jsonl", run_id(tmp_path / "r"))
     exact = dp_accounting.pld.PLDAccountant()
     once = dp_accounting.PoissonSampledDpEvent(3 / 8, dp_accounting.GaussianDpEvent(2.0))
     exact.compose(once, 5)

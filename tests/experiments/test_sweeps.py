@@ -19,7 +19,7 @@ from fedkeep.core.records import Record, to_line
 from fedkeep.experiments import sweeps
 from fedkeep.experiments.config import Config, read_config
 from fedkeep.experiments.sweeps import trials
-from fedkeep.experiments.sweeps.trials import Watch
+from fedkeep.experiments.sweeps.trials import TrialWatch
 from fedkeep.experiments.trackers import EndRun, Facts
 from tests.experiments.configs import config
 from tests.refusals import raises
@@ -240,14 +240,14 @@ def test_what_a_trial_is_told_by_hand(tmp_path: Path) -> None:
         ]
 
     trial = plan(tmp_path).study("furl").ask()
-    one = Watch(trial, "accuracy")
+    one = TrialWatch(trial, "accuracy")
     one.started(Facts(run="r", name="r"))
     one.recorded(records(0.25))
-    again = Watch(trial, "accuracy")  # goes on, and is told once more of round 1
+    again = TrialWatch(trial, "accuracy")  # goes on, and is told once more of round 1
     again.started(Facts(run="r", name="r", round=2, history=records(0.25, 0.5)))
     again.recorded(records(0.5, math.nan, 0.375, first=2))
     assert again.steps == 4
-    two = Watch(trial, "accuracy", [0.5], 4)
+    two = TrialWatch(trial, "accuracy", [0.5], 4)
     two.recorded(records(0.125, 1.0))
     told = trial.storage.get_trial(trial._trial_id).intermediate_values
     assert told == {0: 0.25, 1: 0.5, 2: 0.5, 3: 0.5, 4: (0.5 + 0.125) / 2, 5: (0.5 + 1.0) / 2}

@@ -110,10 +110,12 @@ def test_a_run_that_goes_on_tells_each_record_once(tmp_path: Path, when: str) ->
 
             patch.setattr(RunDirectory, "commit", stopping)
         else:  # killed before the mark: it stays as it was after round 1
-            from fedkeep.experiments.trackers import _Telling
+            from fedkeep.experiments.trackers import _TrackerLines
 
-            mark = _Telling._mark
-            patch.setattr(_Telling, "_mark", lambda self: mark(self) if own.committed in ([], [1]) else None)
+            mark = _TrackerLines._mark
+            patch.setattr(
+                _TrackerLines, "_mark", lambda self: mark(self) if own.committed in ([], [1]) else None
+            )
         with pytest.raises(Stop if when == "told" else KeyboardInterrupt):
             run(folder, trackers=[own])
     assert own.ends_seen == ["failed" if when == "told" else "stopped"]

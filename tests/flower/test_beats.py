@@ -30,7 +30,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from fedkeep.flower import guard
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.link import Link, free_port
+from fedkeep.flower.link import FlowerLink, free_port
 from fedkeep.flower.local import Local, read_status
 from tests.engines.workers.rounds import gone
 
@@ -215,7 +215,7 @@ def test_a_link_waits_for_a_server_app_whose_import_takes_longer_than_flower_wai
     text = "[model]\nkind = 'mlp'\n"
     local = Local(folder=tmp_path / "all", config_text=text, data={}, clients={})
     local.prepare()
-    link, began = Link(local.folder, local.folder / "keys"), time.monotonic()
+    link, began = FlowerLink(local.folder, local.folder / "keys"), time.monotonic()
     with link.processes:
         link.start()
         run = link.submit(local.folder / "project", {"status": str(local.status)})

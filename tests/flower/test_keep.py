@@ -28,7 +28,7 @@ from fedkeep.core.errors import ConfigError, StoreError, UploadError
 from fedkeep.flower import keep, own_values
 from fedkeep.flower.keep_mod import Own
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.link import Link, free_port
+from fedkeep.flower.link import FlowerLink, free_port
 from fedkeep.flower.processes import program
 from tests.flower.loopback import Loopback, context
 from tests.flower.test_transcripts import environment
@@ -415,7 +415,7 @@ def test_a_node_that_is_killed_goes_on_with_what_it_kept(app, tmp_path, monkeypa
     settings = {**app.settings, **app.model(tmp_path)}
     project = copied(tmp_path, app, app.line(kept))
     make_keys(tmp_path / "keys", hosts=["127.0.0.1"], nodes=names)
-    link = Link(tmp_path / "link", tmp_path / "keys")
+    link = FlowerLink(tmp_path / "link", tmp_path / "keys")
 
     def start(number, name):
         link.processes.start(

@@ -21,7 +21,7 @@ from fedkeep.cli import app
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.flower import guard, inner
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.link import Control, Link, check, command, free_port
+from fedkeep.flower.link import Control, FlowerLink, check, command, free_port
 from fedkeep.flower.project import new_project
 from fedkeep.flower.signed import sign_project
 from tests.commands import call, succeeded
@@ -31,7 +31,7 @@ from tests.flower.small import CONFIG
 @pytest.fixture
 def link(tmp_path, monkeypatch):
     """Return a link that was not started, and the words that Flower's command line would get."""
-    made, words = Link(tmp_path / "link", tmp_path / "keys"), []
+    made, words = FlowerLink(tmp_path / "link", tmp_path / "keys"), []
 
     def flwr(*given):
         words.extend(given)
@@ -120,14 +120,16 @@ def test_what_other_programs_read_is_utf_8_whatever_the_systems_encoding(tmp_pat
         return write(path, text, encoding, **options)
 
     monkeypatch.setattr(Path, "write_text", noting)
-    Link(tmp_path / "Zoë", tmp_path / "keys")
+    FlowerLink(tmp_path / "Zoë", tmp_path / "keys")
     guard.install_at_link(tmp_path / "commands")
     assert given
     assert set(given.values()) == {"utf-8"}
 
 
 def test_a_links_server_apps_are_started_by_the_command_that_says_at_once_that_it_lives(tmp_path):
-    found = shutil.which("flwr-serverapp", path=Link(tmp_path / "a b", tmp_path / "keys").environment["PATH"])
+    found = shutil.which(
+        "flwr-serverapp", path=FlowerLink(tmp_path / "a b", tmp_path / "keys").environment["PATH"]
+    )
     assert found == str(tmp_path / "a b" / "flower" / "bin" / "flwr-serverapp")
     assert f"{guard.__file__} {guard.AT_LINK}" in Path(found).read_text()
 
@@ -135,7 +137,7 @@ def test_a_links_server_apps_are_started_by_the_command_that_says_at_once_that_i
 def test_a_link_in_a_folder_that_would_be_taken_for_two_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pathsep", ":")
     with pytest.raises(ConfigError, match=r"The path .*a:b.* holds a ':'"):
-        Link(tmp_path / "a:b", tmp_path / "keys")
+        FlowerLink(tmp_path / "a:b", tmp_path / "keys")
 
 
 def test_the_command_starts_the_link_with_that_command_first(tmp_path, monkeypatch):
@@ -216,7 +218,7 @@ def test_the_link_that_is_started_is_the_one_that_is_closed_to_others(tmp_path, 
 
 def test_a_command_on_another_machine_is_told_where_to_run(tmp_path, monkeypatch):
     said = "Client error '403 Forbidden' for url 'https://link.example.org:8443/v1/control/start-run'"
-    made = Link(tmp_path / "link", tmp_path / "keys")
+    made = FlowerLink(tmp_path / "link", tmp_path / "keys")
     monkeypatch.setattr(made, "_flwr", lambda *_: subprocess.CompletedProcess((), 1, "", said))
     with pytest.raises(RunError, match="its own machine alone"):
         made.submit(tmp_path, {})

@@ -10,7 +10,7 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.experiments.run_directory import locked
 from fedkeep.flower import local
 from fedkeep.flower.link import _said
-from fedkeep.flower.local import EndedError, Local, Status, local_of, train, train_at, write_status
+from fedkeep.flower.local import EndedError, Local, ServerStatus, local_of, train, train_at, write_status
 from tests.flower.small import CONFIG
 
 
@@ -88,7 +88,9 @@ def test_a_server_app_that_died_is_started_again_while_rounds_finish(tmp_path, m
     rounds = iter([0, 0, 2, 2, 2, 2])
     monkeypatch.setattr(local, "rounds_done", lambda run: next(rounds))
     link = Link(["finished:failed"])
-    link.starts = lambda status: len(link.given) == 2 and write_status(status, Status("finished", "Done."))
+    link.starts = lambda status: (
+        len(link.given) == 2 and write_status(status, ServerStatus("finished", "Done."))
+    )
     said = told(tmp_path, link)
     assert len(link.given) == 2
     assert said[-1] == f"Done. The run: {tmp_path / 'run'}"
@@ -98,7 +100,7 @@ def test_a_server_app_that_died_is_started_again_while_rounds_finish(tmp_path, m
 @pytest.mark.usefixtures("place")
 def test_an_error_of_the_server_app_ends_the_command_and_a_death_before_any_round_too(tmp_path):
     link = Link([])
-    link.starts = lambda status: write_status(status, Status("failed", "method.kind: unknown."))
+    link.starts = lambda status: write_status(status, ServerStatus("failed", "method.kind: unknown."))
     with pytest.raises(RunError, match="method.kind: unknown"):
         told(tmp_path, link)
     with pytest.raises(EndedError):

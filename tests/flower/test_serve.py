@@ -159,7 +159,7 @@ def test_a_model_that_fails_is_told_without_its_words(place, monkeypatch, capsys
 
 def test_too_many_rows_are_refused(place):
     with pytest.raises(web.AskError) as caught:
-        web.Answers(place.exported, "north", shared=False)({"rows": [{"age": 1}] * 10_001})
+        web.PredictionQueue(place.exported, "north", shared=False)({"rows": [{"age": 1}] * 10_001})
     assert caught.value.status == 413
 
 

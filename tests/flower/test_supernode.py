@@ -15,7 +15,7 @@ import pytest
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower import guard
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.link import Link, free_port
+from fedkeep.flower.link import FlowerLink, free_port
 from fedkeep.flower.local import Local
 from fedkeep.flower.processes import WATCH, check_port, check_reachable
 from fedkeep.flower.supernode import SuperNode, check_clock
@@ -86,7 +86,7 @@ def test_a_proxy_of_the_environment_stands_before_no_program_of_this_machine(
     monkeypatch.setenv("https_proxy", "http://anna:secret@127.0.0.1:1")
     made = node(link(tmp_path / "keys"))
     made.check()
-    for environment in (made.environment(), Link(tmp_path / "link", tmp_path / "keys").environment):
+    for environment in (made.environment(), FlowerLink(tmp_path / "link", tmp_path / "keys").environment):
         assert {"127.0.0.1", "localhost"} <= set(environment["no_proxy"].split(","))
     with pytest.raises(ConfigError, match=r"proxy 127\.0\.0\.1:1 of the environment.*no_proxy") as error:
         node("link.example.org:8443").check()
@@ -225,7 +225,7 @@ def test_a_device_whose_clock_is_wrong_is_told_before_it_joins_a_real_link(secon
     data = {"reader": "table", "path": str(tmp_path / "visits.csv")}
     local = Local(folder=tmp_path / "all", config_text="seed = 0\n", data=data, clients={"one": ["a"]})
     local.prepare()
-    link = Link(local.folder, local.folder / "keys")
+    link = FlowerLink(local.folder, local.folder / "keys")
     code = (
         f"import time; real = time.time; time.time = lambda: real() + {seconds};"
         "from fedkeep.cli import main; main()"

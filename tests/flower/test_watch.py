@@ -170,5 +170,5 @@ def test_only_linux_is_asked_to_end_what_it_watches(libc: object, monkeypatch: p
     monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr(watch.signal, "signal", lambda *_: None)
     with pytest.raises(OSError, match=r"^$"):
-        watch.Watch(["x"]).run()
+        watch.WatchedCommand(["x"]).run()
     assert (given["preexec_fn"] is None) == (libc is None)

@@ -71,7 +71,7 @@ def test_every_instruction_set_gives_the_same(setting, level) -> None:
 
 def test_unknown_setting(monkeypatch) -> None:
     monkeypatch.setenv("FEDKEEP_NATIVE", "avx")
-    assert native.load.__wrapped__() == native._Loaded(
+    assert native.load.__wrapped__() == native._LoadedKernels(
         None, 0, "FEDKEEP_NATIVE=avx is not one of 0, 1, portable, avx2, avx512"
     )
 

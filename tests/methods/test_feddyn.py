@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeep import Phase, averaging, methods, sgd, simulate
 from fedkeep.core.net import Net
-from fedkeep.methods.feddyn import Linear
+from fedkeep.methods.feddyn import LinearTerm
 from tests.methods.parts import Deep
 from tests.methods.plain import DATA, State, apart, initial, kept, plan, run_of, slopes_of
 from tests.tiny import Scalar, job, results, same_bits
@@ -115,6 +115,6 @@ def test_clients_who_are_sent_the_same_are_judged_together() -> None:
 
 def test_the_linear_term_by_hand() -> None:
     net, w = Net(Scalar(5.0)), torch.tensor(5.0, requires_grad=True)
-    value = Linear()(net, {"w": w, "client/w": torch.tensor(3.0)}, {}, {})
+    value = LinearTerm()(net, {"w": w, "client/w": torch.tensor(3.0)}, {}, {})
     value.backward()
     assert (float(value.detach()), float(w.grad)) == (-15.0, -3.0)  # type: ignore[arg-type]

@@ -25,13 +25,13 @@ from fedkeep import (
 )
 from fedkeep.core.errors import ConfigError, MethodError, SplitError
 from fedkeep.methods import METHODS, by_share, fedavg, furl, local, newest, terms
-from fedkeep.methods.apfl import OnMixture
+from fedkeep.methods.apfl import OnMixedModel
 from fedkeep.methods.asp_mtl import AdversarialLoss
 from fedkeep.methods.base import forward
 from fedkeep.methods.copies import PulledCopy
 from fedkeep.methods.fedcp import SeparatedLoss
 from fedkeep.methods.feddbe import NearMean
-from fedkeep.methods.feddyn import Linear
+from fedkeep.methods.feddyn import LinearTerm
 from fedkeep.methods.fedfusion import FusionLoss
 from fedkeep.methods.fedmmd import TwoStreams
 from fedkeep.methods.fedpac import WithHeadStill
@@ -125,7 +125,7 @@ TRAINED = {
 }
 LOSSES = {
     "fedprox": terms.squared_error() + Proximal(0.01),
-    "apfl": terms.squared_error() + OnMixture(None, terms.squared_error()),
+    "apfl": terms.squared_error() + OnMixedModel(None, terms.squared_error()),
     "pfedme": Pulled(15.0),
     "per_fedavg": AfterOneStep(0.01, terms.squared_error()),
     "fedmmd": TwoStreams(loss=terms.squared_error()),
@@ -139,7 +139,7 @@ LOSSES = {
     "kteps_star": BranchLoss(loss=terms.squared_error()),
     "mixture": OnOutput("global_logits", terms.squared_error()),
     "scaffold": terms.squared_error() + Correction(),
-    "feddyn": terms.squared_error() + Proximal(0.1) + Linear(),
+    "feddyn": terms.squared_error() + Proximal(0.1) + LinearTerm(),
     "mr_mtl": PulledCopy(terms.squared_error() + Proximal(0.1)),
     "fedamp": PulledCopy(terms.squared_error() + Proximal(1.0)),
     "gpfl": GenericAndPersonal(loss=terms.squared_error()),

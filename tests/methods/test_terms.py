@@ -13,7 +13,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods import terms
-from fedkeep.methods.apfl import OnMixture
+from fedkeep.methods.apfl import OnMixedModel
 from fedkeep.methods.asp_mtl import AddPrivateModel, AdversarialLoss
 from fedkeep.methods.branches import TwoBranches
 from fedkeep.methods.copies import OnCopy, with_copy
@@ -189,7 +189,7 @@ ALL = {
     "scaled": 0.01 * terms.l2_penalty("linear.*"),
     "proximal": Proximal(0.5),
     "on copy": OnCopy(terms.cross_entropy() + Proximal(0.5)),
-    "on mixture": OnMixture(0.5, terms.cross_entropy()),
+    "on mixture": OnMixedModel(0.5, terms.cross_entropy()),
     "apart": Apart(0.5),
     "after one step": AfterOneStep(0.5),
     "after one step, exactly": AfterOneStep(0.5, order="exact"),

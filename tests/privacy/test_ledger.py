@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from fedkeep.core.errors import BudgetError, RunError
-from fedkeep.privacy import Ledger, Release, Terms, epsilon
+from fedkeep.privacy import BudgetLedger, BudgetTerms, Release, epsilon
 from tests.tiny import fill_disk
 
 RELEASE = Release(rate=0.5, noise=4.0)
-TERMS = Terms(clients=100, cohort=50.0, release=RELEASE, delta=1e-3, budget=None, accountant="rdp")
+TERMS = BudgetTerms(clients=100, cohort=50.0, release=RELEASE, delta=1e-3, budget=None, accountant="rdp")
 
 
-def begun(path: Path, rounds: int = 3, terms: Terms = TERMS) -> Ledger:
+def begun(path: Path, rounds: int = 3, terms: BudgetTerms = TERMS) -> BudgetLedger:
     path.mkdir(exist_ok=True)
-    ledger = Ledger.open(path / "budget.jsonl", "run-1", terms)
+    ledger = BudgetLedger.open(path / "budget.jsonl", "run-1", terms)
     for round in range(rounds):
         ledger.charge(round)
     return ledger
@@ -40,12 +40,12 @@ def test_every_line_holds_the_hash_of_the_line_before(tmp_path: Path) -> None:
 def test_going_on_charges_a_round_that_is_run_again(tmp_path: Path) -> None:
     mark = begun(tmp_path, 2).mark
     begun(tmp_path, 0).charge(2)  # killed after this: the commit knows of two charges, the ledger of three
-    again = Ledger.open(tmp_path / "budget.jsonl", "run-1", TERMS, [mark])
+    again = BudgetLedger.open(tmp_path / "budget.jsonl", "run-1", TERMS, [mark])
     assert again.resumed
     again.charge(2)
     assert again.rounds == [0, 1, 2, 2]
     assert again.repeated == 1
-    assert Ledger.read(tmp_path / "budget.jsonl", "run-1").rounds == [0, 1, 2, 2]
+    assert BudgetLedger.read(tmp_path / "budget.jsonl", "run-1").rounds == [0, 1, 2, 2]
 
 
 def test_a_charge_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_a_ledger_that_is_changed_during_a_run_stops_it_before_the_next_release(
 ) -> None:
     ledger, path = begun(tmp_path, 2), tmp_path / "budget.jsonl"
     if opened:
-        ledger = Ledger.open(path, "run-1", TERMS, [ledger.mark])
+        ledger = BudgetLedger.open(path, "run-1", TERMS, [ledger.mark])
         ledger.charge(2)
     mark, content = ledger.mark, path.read_bytes()
     path.unlink() if damage is None else path.write_bytes(damage and content + damage)
@@ -82,17 +82,17 @@ def test_a_line_that_was_cut_short_is_of_a_round_that_was_not_released(tmp_path:
     size = path.stat().st_size
     begun(tmp_path, 0).charge(2)
     os.truncate(path, size + left)
-    assert Ledger.read(path, "run-1").rounds == [0, 1]
-    again = Ledger.open(path, "run-1", TERMS, [mark])
+    assert BudgetLedger.read(path, "run-1").rounds == [0, 1]
+    again = BudgetLedger.open(path, "run-1", TERMS, [mark])
     again.charge(2)
-    assert Ledger.read(path, "run-1").rounds == [0, 1, 2]
+    assert BudgetLedger.read(path, "run-1").rounds == [0, 1, 2]
 
 
 def test_a_first_line_that_was_cut_short_is_written_anew(tmp_path: Path) -> None:
     begun(tmp_path, 0)
     os.truncate(tmp_path / "budget.jsonl", 20)
     assert begun(tmp_path, 1).rounds == [0]
-    assert Ledger.read(tmp_path / "budget.jsonl", "run-1").rounds == [0]
+    assert BudgetLedger.read(tmp_path / "budget.jsonl", "run-1").rounds == [0]
 
 
 def test_any_byte_that_changed_is_found(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_any_byte_that_changed_is_found(tmp_path: Path) -> None:
     for place in range(0, len(content), 3):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         with pytest.raises(RunError):
-            Ledger.open(path, "run-1", TERMS, [mark])
+            BudgetLedger.open(path, "run-1", TERMS, [mark])
 
 
 def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
@@ -111,29 +111,29 @@ def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
     mark = begun(tmp_path, 2).mark
     path.write_bytes(earlier)
     with pytest.raises(RunError, match="the run knows, of 3 charges"):
-        Ledger.open(path, "run-1", TERMS, [mark])
+        BudgetLedger.open(path, "run-1", TERMS, [mark])
     path.unlink()
     with pytest.raises(RunError, match="There is no ledger"):
-        Ledger.open(path, "run-1", TERMS, [mark])
+        BudgetLedger.open(path, "run-1", TERMS, [mark])
     with pytest.raises(RunError, match="the run has no differential privacy, or the file was lost"):
-        Ledger.read(path, "run-1")
+        BudgetLedger.read(path, "run-1")
 
 
 def test_a_ledger_that_lacks_the_last_charge_alone_is_refused(tmp_path: Path) -> None:
     path, mark = tmp_path / "budget.jsonl", begun(tmp_path, 3).mark
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     with pytest.raises(RunError, match="the run knows, of 3 charges"):
-        Ledger.open(path, "run-1", TERMS, [mark])
+        BudgetLedger.open(path, "run-1", TERMS, [mark])
 
 
 def test_a_ledger_of_another_run_or_of_other_terms_is_refused(tmp_path: Path) -> None:
     begun(tmp_path)
     path = tmp_path / "budget.jsonl"
     with pytest.raises(RunError, match="wanted the run run-2, got 'run-1'"):
-        Ledger.open(path, "run-2", TERMS)
-    other = Terms(**{**vars(TERMS), "delta": 1e-4})
-    with pytest.raises(RunError, match="was begun with Terms.* and the run goes on with Terms"):
-        Ledger.open(path, "run-1", other)
+        BudgetLedger.open(path, "run-2", TERMS)
+    other = BudgetTerms(**{**vars(TERMS), "delta": 1e-4})
+    with pytest.raises(RunError, match="was begun with BudgetTerms.* and the run goes on with BudgetTerms"):
+        BudgetLedger.open(path, "run-1", other)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_first_line_that_no_run_has_is_refused(tmp_path: Path, first: dict[str
     path = tmp_path / "budget.jsonl"
     path.write_text(json.dumps(json.loads(path.read_text()) | first) + "\n")
     with pytest.raises(RunError, match="is no ledger of this run"):
-        Ledger.read(path, "run-1")
+        BudgetLedger.read(path, "run-1")
 
 
 @pytest.mark.parametrize("line", ["{}", '{"round": "1"}', '{"round": true}', "[]", "7"])
@@ -161,17 +161,17 @@ def test_a_charge_that_names_no_round_is_refused(tmp_path: Path, line: str) -> N
     entry = {"before": ledger.head, **entry} if isinstance(entry, dict) else entry
     path.write_bytes(path.read_bytes() + json.dumps(entry).encode() + b"\n")
     with pytest.raises(RunError):
-        Ledger.read(path, "run-1")
+        BudgetLedger.read(path, "run-1")
 
 
 def test_a_round_beyond_the_budget_is_refused_and_not_written(tmp_path: Path) -> None:
     budget = epsilon({RELEASE: 3}, 1e-3, "rdp") + 1e-9
-    terms = Terms(**{**vars(TERMS), "budget": budget})
+    terms = BudgetTerms(**{**vars(TERMS), "budget": budget})
     ledger = begun(tmp_path, 0, terms)
     for round in range(2):
         ledger.check(round, planned=9 - round)
         ledger.charge(round)
-    ledger = Ledger.open(tmp_path / "budget.jsonl", "run-1", terms, [ledger.mark])
+    ledger = BudgetLedger.open(tmp_path / "budget.jsonl", "run-1", terms, [ledger.mark])
     assert ledger.room(9) == 1
     ledger.check(2, planned=7)
     ledger.check(2, planned=7)  # it failed, and is tried again
@@ -183,7 +183,7 @@ def test_a_round_beyond_the_budget_is_refused_and_not_written(tmp_path: Path) ->
 
 
 def test_a_round_that_comes_again_is_charged_as_long_as_the_budget_lasts(tmp_path: Path) -> None:
-    terms = Terms(**{**vars(TERMS), "budget": epsilon({RELEASE: 5}, 1e-3, "rdp") + 1e-9})
+    terms = BudgetTerms(**{**vars(TERMS), "budget": epsilon({RELEASE: 5}, 1e-3, "rdp") + 1e-9})
     ledger = begun(tmp_path, 0, terms)
     for round in (0, 0, 0, 0, 1):
         ledger.check(round, planned=2 - round)
@@ -194,7 +194,7 @@ def test_a_round_that_comes_again_is_charged_as_long_as_the_budget_lasts(tmp_pat
 
 
 def test_a_run_without_a_folder_keeps_count_too() -> None:
-    ledger = Ledger(TERMS)
+    ledger = BudgetLedger(TERMS)
     ledger.charge(0)
     ledger.charge(1)
     assert (ledger.rounds, ledger.path) == ([0, 1], None)
@@ -207,8 +207,8 @@ def test_what_was_charged_before_counts(tmp_path: Path) -> None:
     ledger = begun(tmp_path, 2, terms)
     assert ledger.charged == {before: 5, RELEASE: 3}
     assert ledger.spent() == pytest.approx(epsilon({before: 5, RELEASE: 3}, 1e-3, "rdp"))
-    assert Ledger.open(tmp_path / "budget.jsonl", "run-1", terms).charged == ledger.charged
-    with pytest.raises(RunError, match="the run goes on with Terms"):
-        Ledger.open(tmp_path / "budget.jsonl", "run-1", TERMS)
+    assert BudgetLedger.open(tmp_path / "budget.jsonl", "run-1", terms).charged == ledger.charged
+    with pytest.raises(RunError, match="the run goes on with BudgetTerms"):
+        BudgetLedger.open(tmp_path / "budget.jsonl", "run-1", TERMS)
     limit = epsilon({before: 5, RELEASE: 4}, 1e-3, "rdp") + 1e-9
     assert begun(tmp_path / "bounded", 2, replace(terms, budget=limit)).room(10) == 1

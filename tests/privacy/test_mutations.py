@@ -35,7 +35,7 @@ def every_time(self: Any, client: str, keys: Any) -> None:
     return
 
 
-def counted_last(self: ledger.Ledger, round: int, planned: int = 1) -> None:
+def counted_last(self: ledger.BudgetLedger, round: int, planned: int = 1) -> None:
     self.rounds.append(round)
     self._append({"round": round})
 
@@ -86,13 +86,13 @@ BROKEN: dict[str, Broken] = {
         lambda _: test_dp.test_delta_must_be_below_one_over_the_number_of_clients(),
     ),
     "a round beyond the budget is refused": (
-        ledger.Ledger,
+        ledger.BudgetLedger,
         "charge",
         counted_last,
         test_ledger.test_a_round_beyond_the_budget_is_refused_and_not_written,
     ),
     "a ledger that was put back is refused": (
-        ledger.Ledger,
+        ledger.BudgetLedger,
         "_check",
         lambda self, known, whole: None,
         test_ledger.test_a_ledger_that_was_put_back_is_refused,

@@ -13,9 +13,9 @@ import torch
 
 from fedkeep.core.params import Params
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_file import About, create, file_of
+from fedkeep.remote.device_file import FileHeader, create, file_of
 from fedkeep.remote.device_store import DeviceStore
-from fedkeep.store import Default, Line, Lines
+from fedkeep.store import Default, LedgerLines, Line
 from fedkeep.store.rows import RowFormat
 
 INITIAL = {"user": torch.tensor([0.5, -1.5]), "client/count": torch.tensor(4)}
@@ -30,7 +30,7 @@ def made(
     folder: Path, *, owner: str = OWNER, run: str = RUN, initial: Params = INITIAL, **about: Any
 ) -> Path:
     path = file_of(folder, run)
-    create(path, About(owner=owner, run=run, columns=RowFormat(initial).columns(), **about))
+    create(path, FileHeader(owner=owner, run=run, columns=RowFormat(initial).columns(), **about))
     return path
 
 
@@ -50,7 +50,7 @@ def fresh(folder: Path, **options: Any) -> DeviceStore:
 
 def begun(store: DeviceStore, client: str, line: Line = NEW) -> Params:
     """Let a client begin at the version that its line names; return what it begins with."""
-    store.begin(Lines.of({store.ids.index(client): line}))
+    store.begin(LedgerLines.of({store.ids.index(client): line}))
     return one(store, client)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from fedkeep import FederatedData, Method
 from fedkeep.core.params import Params
 from fedkeep.data.preparation import Ready
-from fedkeep.remote.node import Experiment, Node, Terms
+from fedkeep.remote.node import Experiment, Node, OwnerTerms
 from fedkeep.remote.server import Federation
 from fedkeep.remote.transport import MemoryTransport
 from fedkeep.store import Line
@@ -76,7 +76,7 @@ class Devices:
     def start(self, number: int) -> Node:
         """Return a new process of a node."""
         data = self.data.select(list(range(number, len(self.data), self.count)))
-        terms = Terms(
+        terms = OwnerTerms(
             owner="ann",
             leaves="clients",
             judge_adapted=True,

@@ -26,7 +26,7 @@ from fedkeep.remote.messages import (
     Answers,
     ClientOrder,
     Encode,
-    Fits,
+    EncodingFits,
     Hello,
     Judging,
     Message,
@@ -34,7 +34,7 @@ from fedkeep.remote.messages import (
     message_of,
     packet_of,
 )
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.store import Line
 from tests.remote.device_states import begun
 
@@ -83,7 +83,7 @@ class Hand:
 
     def node(self, folder: Path, clients: Sequence[int], **terms: Any) -> Node:
         """Return a node with some clients."""
-        given = Terms(**{"owner": "ann", "simulated_noise": True, "patience": 0.1, **terms})
+        given = OwnerTerms(**{"owner": "ann", "simulated_noise": True, "patience": 0.1, **terms})
         return Node(Ready(data=self.data.select(clients)), folder, given, self.experiment)
 
     def met(self, folder: Path, clients: Sequence[int], **terms: Any) -> Node:
@@ -112,7 +112,7 @@ class Hand:
     def meet(self, *nodes: Node) -> None:
         """Tell nodes of the run and its encoding."""
         for node in nodes:
-            fits = message_of(self.say(node, self.encode()), Fits)
+            fits = message_of(self.say(node, self.encode()), EncodingFits)
             self.nodes.append(node)
             self.place |= dict.fromkeys(fits.clients, node)
 

@@ -10,9 +10,9 @@ import pytest
 from fedkeep import Method, Phase, averaging, methods
 from fedkeep.methods import SecureSums, securely
 from fedkeep.remote import Packet, fingerprint
-from fedkeep.remote.messages import PROTOCOL, Fits, Here, Message, Refused, message_of, packet_of
+from fedkeep.remote.messages import PROTOCOL, EncodingFits, Here, Message, Refused, message_of, packet_of
 from fedkeep.remote.node import Node
-from fedkeep.remote.tally import Signed
+from fedkeep.remote.tally import SignedWords
 from tests.remote.hand import RUN, Hand
 from tests.tiny import Logits, classes, files
 
@@ -97,14 +97,14 @@ def test_a_run_goes_on_under_another_fedkeep_and_in_other_words(
         node = before.met(tmp_path, [0])
         node.close()
     now = Hand(Logits, PLAIN, DATA, changes={"experiment": "the same, with more said"})
-    assert message_of(now.say(now.node(tmp_path, [0]), now.encode()), Fits)
+    assert message_of(now.say(now.node(tmp_path, [0]), now.encode()), EncodingFits)
 
 
 def test_a_device_behind_a_guard_trains_what_was_signed_and_nothing_else(tmp_path: Path) -> None:
     rules = {"clients_a_word_here": 3}
     hand = Hand(Logits, PLAIN, DATA, changes={"experiment": "signed", "summarise": rules})
     node = hand.node(tmp_path, [0])
-    node.signed = {"signed": Signed(preparation=rules), "signed too": Signed(preparation={})}
+    node.signed = {"signed": SignedWords(preparation=rules), "signed too": SignedWords(preparation={})}
     assert message_of(hand.say(node, hand.hello()), Here).summary
     assert message_of(hand.say(node, hand.hello(experiment="signed too", summarise={})), Here)
     for changes, what in (
@@ -121,7 +121,7 @@ def test_a_device_behind_a_guard_trains_what_was_signed_and_nothing_else(tmp_pat
 
 def test_a_run_that_was_agreed_on_is_trained_by_its_own_signed_project_alone(tmp_path: Path) -> None:
     hand = Hand(Logits, PLAIN, DATA, changes={"experiment": "signed"})
-    for signed, served in (({"signed": Signed(preparation={})}, True), ({}, False), (None, True)):
+    for signed, served in (({"signed": SignedWords(preparation={})}, True), ({}, False), (None, True)):
         node = hand.node(tmp_path, [0])
         node.signed = signed
         if signed:

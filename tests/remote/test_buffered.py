@@ -24,7 +24,7 @@ from fedkeep.remote.buffered import _scaled, check_buffered
 from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.server import serve_run
 from fedkeep.remote.transport import Died
-from fedkeep.store import Lines
+from fedkeep.store import LedgerLines
 from tests.engines.test_conformance import CASES, Case
 from tests.methods.table import ROWS
 from tests.refusals import raises
@@ -237,7 +237,7 @@ def test_who_is_lost_at_once_is_not_asked_again_and_again_while_others_train(
     """Before something has changed the answer is the same; where all are lost they are asked ever more seldom."""
     begin, asked, heals = DeviceStore.begin, list[tuple[float, str]](), {"user-3": 1e9}
 
-    def lost(store: DeviceStore, lines: Lines) -> None:
+    def lost(store: DeviceStore, lines: LedgerLines) -> None:
         (client,) = (store.ids[place] for place in lines.clients)
         asked.append((devices.transport.now(), client))
         if devices.transport.now() < heals.get(client, 100.0):

@@ -12,7 +12,7 @@ from fedkeep.core.params import Params
 from fedkeep.core.records import Record
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.run_directory import RunDirectory
-from fedkeep.remote.ledger import Ledger, Roster
+from fedkeep.remote.ledger import Ledger, RunClients
 from fedkeep.remote.server import serve_run
 from fedkeep.store import Line, VersionLedger
 from tests.engines.test_conformance import CASES
@@ -62,7 +62,7 @@ def ledger_of(folder: Path, *, best: bool = False) -> dict[str, Line]:
     """Return the lines of all clients in a run's folder."""
     directory = RunDirectory.open(folder, write=False)
     info = directory.read_info()
-    roster = Roster.from_plain(info["roster"])
+    roster = RunClients.from_plain(info["roster"])
     versions = VersionLedger(len(roster.ids))
     directory.recover(versions)
     directory.close()

@@ -14,7 +14,7 @@ import torch
 from fedkeep.core.errors import NonFiniteError, StoreError
 from fedkeep.core.files import leftovers, sync_folder
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_file import About, DeviceFile, create, file_of, remove, runs_in
+from fedkeep.remote.device_file import DeviceFile, FileHeader, create, file_of, remove, runs_in
 from fedkeep.remote.device_store import STAGED, DeviceStore, MissingError
 from fedkeep.store import Line, Named, database
 from fedkeep.store.version_file import Version
@@ -278,7 +278,7 @@ def content(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
 
 
-LARGE = About(owner=OWNER, run=RUN, columns=[["user", "torch.uint8", [1 << 20]]])
+LARGE = FileHeader(owner=OWNER, run=RUN, columns=[["user", "torch.uint8", [1 << 20]]])
 
 
 def large_rows(at: int = 9) -> Iterator[tuple[Version, bytes]]:

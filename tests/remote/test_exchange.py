@@ -14,7 +14,7 @@ from fedkeep.engines import Order
 from fedkeep.methods import Sent
 from fedkeep.remote import exchange as module
 from fedkeep.remote.events import Events
-from fedkeep.remote.exchange import Exchange, Rules
+from fedkeep.remote.exchange import Exchange, ExchangeRules
 from fedkeep.remote.messages import Answers, ClientAnswer, ClientOrder, Judging, Packet, Refused, packet_of
 from fedkeep.remote.transport import Reply
 from fedkeep.split import Split
@@ -64,7 +64,7 @@ def test_who_was_judged_on_a_new_node_is_not_in_the_old_ones_sum_too(monkeypatch
     }
     monkeypatch.setattr(module, "check_answers", lambda *_: None)
     monkeypatch.setattr(module, "message_of", lambda packet, *_: packet.header["answers"])
-    rules: Any = Rules(run="r", fingerprint="", encoding="", split=None, tasks=())  # type: ignore[arg-type]
+    rules: Any = ExchangeRules(run="r", fingerprint="", encoding="", split=None, tasks=())  # type: ignore[arg-type]
     events = Events(transport.now)
     one = Exchange(rules, nodes, events, 0, 1, orders)
     place["two"] = "B"
@@ -98,7 +98,7 @@ def test_a_node_that_fails_at_each_order_is_asked_ever_more_seldom() -> None:
         forget=lambda name, why: forgot.append(why),
     )
     order = Order(round=0, client="one", sent=Sent(params={}, state={}))
-    rules: Any = Rules(run="r", fingerprint="", encoding="", split=None, tasks=(), again=60.0)  # type: ignore[arg-type]
+    rules: Any = ExchangeRules(run="r", fingerprint="", encoding="", split=None, tasks=(), again=60.0)  # type: ignore[arg-type]
     one = Exchange(
         rules, nodes, Events(transport.now), 0, 1, {"one": ClientOrder(**vars(order))}, deadline=300.0
     )
@@ -118,7 +118,7 @@ def asked(transport: Transport, place: dict[str, str]) -> Exchange:
         forget=lambda name, why: None,
         ask_anew=lambda name: None,
     )
-    rules: Any = Rules(run="r", fingerprint="", encoding="", split=None, tasks=(), again=60.0)  # type: ignore[arg-type]
+    rules: Any = ExchangeRules(run="r", fingerprint="", encoding="", split=None, tasks=(), again=60.0)  # type: ignore[arg-type]
     order = ClientOrder(round=0, client="one", sent=Sent(params={}, state={}))
     return Exchange(rules, nodes, Events(transport.now), 0, 1, {"one": order})
 

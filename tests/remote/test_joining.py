@@ -172,7 +172,7 @@ def test_a_server_that_dies_around_the_joining_goes_on_with_the_same_bits(
 def test_a_run_that_is_rolled_back_before_the_joining_comes_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(federations, "Terms", partial(federations.Terms, history=ROUNDS))
+    monkeypatch.setattr(federations, "OwnerTerms", partial(federations.OwnerTerms, history=ROUNDS))
     late = Late("scaffold", tmp_path)
     late.serve()
     before = server_of(late.run)

@@ -18,7 +18,7 @@ from fedkeep.core.params import Params
 from fedkeep.methods import Kept
 from fedkeep.remote import Packet, device_file, migration, node
 from fedkeep.remote.device_file import DeviceFile, file_of
-from fedkeep.remote.messages import Fits, Refused, message_of, packet_of
+from fedkeep.remote.messages import EncodingFits, Refused, message_of, packet_of
 from fedkeep.store import Default, Line
 from tests.remote.device_states import begun
 from tests.remote.hand import Hand
@@ -70,7 +70,7 @@ def continued(new: Hand, old: Hand, folder: Path, clients: Any = range(6), **ter
     packet = new.say(node, message)
     if packet.header["kind"] == "fits":
         new.nodes.append(node)
-        new.place |= dict.fromkeys(message_of(packet, Fits).clients, node)
+        new.place |= dict.fromkeys(message_of(packet, EncodingFits).clients, node)
     else:
         node.close()
     return packet
@@ -154,7 +154,7 @@ class TestAnotherRun:
         before = closed(old)["user"]
         new = new_run(data=more)
         packet = continued(new, old, tmp_path, [1, 2, 6])
-        assert set(message_of(packet, Fits).clients) == {"user-1", "user-2", "user-6"}
+        assert set(message_of(packet, EncodingFits).clients) == {"user-1", "user-2", "user-6"}
         store = new.nodes[0]._runs[NEW].store
         assert torch.equal(begun(store, "user-2")["user"], before[2])
         assert torch.equal(begun(store, "user-6")["user"], Logits().user)
@@ -167,7 +167,7 @@ class TestAnotherRun:
         old, new = old_run(tmp_path), new_run()
         (node,), before = old.nodes, old.kept()
         packet = new.say(node, new.encode(versions=versions(old)))
-        assert set(message_of(packet, Fits).clients) == set(DATA.ids)
+        assert set(message_of(packet, EncodingFits).clients) == set(DATA.ids)
         new.nodes.append(node)
         new.place |= dict.fromkeys(DATA.ids, node)
         assert same_bits(new.kept(), before)
@@ -335,5 +335,5 @@ def test_new_data_of_a_client_are_used_from_the_next_run_on(tmp_path: Path) -> N
     changed = classes((9, 9, 3, 7, 4, 6), kind="f4")
     new = new_run(data=changed)
     packet = continued(new, old, tmp_path)
-    assert message_of(packet, Fits).clients["user-0"]["train"] == 9
+    assert message_of(packet, EncodingFits).clients["user-0"]["train"] == 9
     assert packet_of(new.hello()).header["continue_from"] == OLD

@@ -15,7 +15,7 @@ from fedkeep.remote.ledger import Ledger
 from fedkeep.remote.messages import Packet
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import serve_run
-from fedkeep.store import Lines
+from fedkeep.store import LedgerLines
 from tests.engines.test_conformance import reference
 from tests.remote.federations import Devices, federation
 from tests.remote.test_conformance import assert_near, ledger_of, server_of
@@ -58,7 +58,7 @@ def wrong_index(patch: pytest.MonkeyPatch) -> None:
 def ignored_state(patch: pytest.MonkeyPatch) -> None:
     begin = DeviceStore.begin
 
-    def forgetful(self: DeviceStore, lines: Lines) -> None:
+    def forgetful(self: DeviceStore, lines: LedgerLines) -> None:
         begin(self, lines)
         self._rows = {}
 

@@ -23,8 +23,8 @@ from fedkeep.methods.terms import squared_error
 from fedkeep.privacy import GaussianNoise
 from fedkeep.remote import Packet
 from fedkeep.remote.device_file import file_of
-from fedkeep.remote.messages import PROTOCOL, ClientOrder, Fits, Here, Refused, message_of, packet_of
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.messages import PROTOCOL, ClientOrder, EncodingFits, Here, Refused, message_of, packet_of
+from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.serving import _without_links
 from fedkeep.store import Line, database
 from tests.engines.test_round import BROKEN, Fragile
@@ -82,12 +82,12 @@ class TestHello:
 class TestEncoding:
     def test_it_tells_numbers_of_examples_and_keeps_what_was_agreed(self, hand: Hand, tmp_path: Path) -> None:
         node = hand.node(tmp_path, [1, 0])
-        fits = message_of(hand.say(node, hand.encode()), Fits)
+        fits = message_of(hand.say(node, hand.encode()), EncodingFits)
         assert fits.clients == {
             "user-1": {"train": 9, "valid": 2, "test": 3},
             "user-0": {"train": 5, "valid": 2, "test": 3},
         }
-        assert message_of(hand.say(node, hand.encode()), Fits) == fits  # again
+        assert message_of(hand.say(node, hand.encode()), EncodingFits) == fits  # again
         store = node._runs[RUN].store
         assert store.file.about.agreed["hello"]["experiment"] == "text"
 
@@ -113,7 +113,7 @@ class TestEncoding:
         node = Node(
             Ready(data=other),
             tmp_path,
-            Terms(owner="ann", simulated_noise=True),
+            OwnerTerms(owner="ann", simulated_noise=True),
             hand.experiment,
             tell=said.append,
         )
@@ -129,7 +129,11 @@ class TestEncoding:
             raise KeyError("/home/ann/secret")
 
         node = Node(
-            Ready(data=DATA), tmp_path, Terms(owner="ann", simulated_noise=True), experiment, tell=said.append
+            Ready(data=DATA),
+            tmp_path,
+            OwnerTerms(owner="ann", simulated_noise=True),
+            experiment,
+            tell=said.append,
         )
         assert reason(hand.say(node, hand.encode())) == "It has failed with KeyError. Its own log says more."
         assert re.fullmatch(r"KeyError: '/home/ann/secret' \(test_node\.py, line \d+, in experiment\)", *said)

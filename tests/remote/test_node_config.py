@@ -13,7 +13,7 @@ from fedkeep.data.preparation import Encoding, Rules
 from fedkeep.remote.agreement import RefusalError
 from fedkeep.remote.fingerprint import code, parts
 from fedkeep.remote.messages import PROTOCOL, Hello, Here, message_of, packet_of
-from fedkeep.remote.node import Terms
+from fedkeep.remote.node import OwnerTerms
 from fedkeep.remote.node_config import build_node, experiment, read_node_config, states_folder
 from tests.refusals import raises
 
@@ -59,13 +59,13 @@ def written(folder: Path, text: str = NODE) -> Path:
 
 def test_what_it_does_not_say_is_strict(tmp_path: Path) -> None:
     path = written(tmp_path)
-    assert terms_of(path) == Terms(owner="ann's laptop")
+    assert terms_of(path) == OwnerTerms(owner="ann's laptop")
     assert states_folder(path) == tmp_path / "states"
 
 
-def terms_of(path: Path) -> Terms:
+def terms_of(path: Path) -> OwnerTerms:
     device = read_node_config(path).device
-    return Terms(**{one.name: getattr(device, one.name) for one in fields(Terms)})
+    return OwnerTerms(**{one.name: getattr(device, one.name) for one in fields(OwnerTerms)})
 
 
 def test_it_says_everything(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_it_says_everything(tmp_path: Path) -> None:
         "clients_a_word = 5\nsecure = true\npatience = 2.5\n"
     )
     path = written(tmp_path, NODE + more)
-    assert terms_of(path) == Terms(
+    assert terms_of(path) == OwnerTerms(
         owner="ann's laptop",
         history=3,
         on_missing="anew",

@@ -16,7 +16,7 @@ from fedkeep.data import FederatedData
 from fedkeep.data.ids import PackedIds
 from fedkeep.engines import Order
 from fedkeep.methods import Sent
-from fedkeep.remote.messages import LEAVES, Fits, Refused, message_of, packet_of
+from fedkeep.remote.messages import LEAVES, EncodingFits, Refused, message_of, packet_of
 from fedkeep.remote.node import MOST_RUNS, Node
 from fedkeep.store import Line
 from tests.remote.hand import RUN, Hand, only
@@ -151,7 +151,7 @@ def test_a_message_to_many_clients_looks_each_of_them_up_once(
     monkeypatch.setattr(PackedIds, "__getitem__", lambda ids, client: read.append(client) or one(ids, client))
     monkeypatch.setattr(Node, "clients", property(lambda node: listed.append(True) or all_of(node)))
     versions = {f"user-{k}": Line() for k in range(count)}
-    message_of(hand.say(node, hand.encode(versions=versions)), Fits)
+    message_of(hand.say(node, hand.encode(versions=versions)), EncodingFits)
     assert len(listed) <= 3
     read.clear()
     orders = [hand.order(hand.first_order(f"user-{k}"), train=False) for k in range(count)]
@@ -187,7 +187,7 @@ def test_a_file_is_let_go_of_where_a_message_fails_and_the_next_one_settles_its_
     with monkeypatch.context() as patch:
         patch.setattr(Node, "_settle", failing)
         assert "ZeroDivisionError" in message_of(hand.say(node, hand.encode()), Refused).reason
-    message_of(hand.say(other, hand.encode()), Fits)
+    message_of(hand.say(other, hand.encode()), EncodingFits)
     other.close()
     hand.meet(node)
     node.release()

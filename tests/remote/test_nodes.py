@@ -11,7 +11,7 @@ import pytest
 from fedkeep.remote import Packet
 from fedkeep.remote.events import Events
 from fedkeep.remote.ledger import Listed
-from fedkeep.remote.messages import PROTOCOL, Encode, Fits, Hello, Here, Refused, packet_of
+from fedkeep.remote.messages import PROTOCOL, Encode, EncodingFits, Hello, Here, Refused, packet_of
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.transport import MemoryTransport, Reply
 
@@ -27,7 +27,7 @@ def device(*clients: str, run: str = "r", refuses: str = "") -> Any:
             return packet_of(Here(run=run, clients=list(clients)))
         if refuses:
             return packet_of(Refused(run=run, reason=refuses))
-        return packet_of(Fits(run=run, clients={client: {"train": 3} for client in clients}))
+        return packet_of(EncodingFits(run=run, clients={client: {"train": 3} for client in clients}))
 
     return serve
 

@@ -15,7 +15,7 @@ from fedkeep.data import SPLITS, FederatedData
 from fedkeep.data.seen import Seen
 from fedkeep.flower.served import federation_of
 from fedkeep.remote import Packet
-from fedkeep.remote.device_file import About, DeviceFile, create
+from fedkeep.remote.device_file import DeviceFile, FileHeader, create
 from fedkeep.remote.node_config import build_node
 from fedkeep.remote.own_data import settled
 from fedkeep.remote.server import serve_run
@@ -113,7 +113,7 @@ def test_who_opts_out_later_stays_in_train() -> None:
 
 def test_the_file_keeps_them_and_forgets_them(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
-    create(path, About(owner="ann", run="run", columns=[["user", "torch.float32", [2]]]))
+    create(path, FileHeader(owner="ann", run="run", columns=[["user", "torch.float32", [2]]]))
     parts = {"ann": {b"12345678": 0, b"abcdefgh": 2}, "bob": {b"87654321": 1}}
     file = DeviceFile(path, "ann")
     file.put_parts(parts)

@@ -17,7 +17,7 @@ from fedkeep.core.errors import ConfigError, RunError, UploadError
 from fedkeep.data.preparation import Encoding, Raw, Rules, Summary, merged, prepared
 from fedkeep.data.preparation.features import Features
 from fedkeep.data.preparation.labels import Labels
-from fedkeep.data.preparation.numbers import Keys
+from fedkeep.data.preparation.numbers import KeyColumn
 from fedkeep.data.preparation.table import Hash, hash_of
 from fedkeep.data.preparation.texts import Texts
 from fedkeep.methods import SecureSums, securely
@@ -37,11 +37,11 @@ from fedkeep.remote.messages import (
     message_of,
     packet_of,
 )
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.pooled import pooled
 from fedkeep.remote.server import Federation, serve_run
-from fedkeep.remote.tally import Signed
+from fedkeep.remote.tally import SignedWords
 from fedkeep.remote.told import lanes_told
 from fedkeep.remote.transport import Died, MemoryTransport, Weather
 from tests.engines.test_conformance import SEED
@@ -117,7 +117,7 @@ class Fleet:
         return serve
 
     def node(self, place: int) -> Node:
-        given = Terms(owner="ann", simulated_noise=True, leaves="clients", secure=True, **self.terms)
+        given = OwnerTerms(owner="ann", simulated_noise=True, leaves="clients", secure=True, **self.terms)
         return Node(self.raws[place], self.folder / str(place), given, experiment)
 
     def _died(self, name: str) -> None:
@@ -299,7 +299,7 @@ def worded(folder: Path, count: int, size: int = 100, **options: Any) -> Fleet:
         fleet.raws[place] = raw(
             place,
             text=Texts(values=texts, tokens="word", size=size, max_length=5),
-            item=Keys(values=np.asarray(rows) * 1000 - 2000),
+            item=KeyColumn(values=np.asarray(rows) * 1000 - 2000),
             label=Labels(values=[f"class {row % (2 + place)}" for row in rows]),
             kinds=Features(
                 names=("n", "colour"),
@@ -587,7 +587,7 @@ def test_a_server_that_is_told_numbers_in_the_clear_refuses_them(tmp_path: Path)
 def test_secure_sums_of_summaries_are_signed(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 2)
     node = fleet.node(0)
-    node.signed = {"text": Signed(preparation={}, secure=SHARE)}
+    node.signed = {"text": SignedWords(preparation={}, secure=SHARE)}
     party = Party(node)
     assert message_of(party.say(hello()), Here)
     for secure in (None, 0.51):

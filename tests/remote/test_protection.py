@@ -16,7 +16,7 @@ from fedkeep.core.errors import BudgetError, ConfigError
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.engines import Sampler
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, epsilon
-from fedkeep.privacy.ledger import FILE, Ledger
+from fedkeep.privacy.ledger import FILE, BudgetLedger
 from fedkeep.remote.messages import Packet
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import serve_run
@@ -58,7 +58,7 @@ def test_a_private_run_equals_a_simulation_and_charges_each_round(tmp_path: Path
     assert same_bits(server_of(tmp_path / "run"), on_server(expected))
     assert same_bits(devices.kept(ledger_of(tmp_path / "run")), everyone(expected.private, len(what.data)))
     devices.close()
-    charged = Ledger.read(tmp_path / "run" / FILE, read_info(tmp_path / "run")["run"])
+    charged = BudgetLedger.read(tmp_path / "run" / FILE, read_info(tmp_path / "run")["run"])
     assert charged.rounds == [0, 1, 2, 3, 4]
 
 
@@ -69,7 +69,7 @@ def test_a_round_that_a_killed_server_had_not_released_is_charged_once(tmp_path:
         served(devices, tmp_path, cohort=6)  # all clients, so that each round sends
     served(devices, tmp_path, cohort=6)
     devices.close()
-    charged = Ledger.read(tmp_path / "run" / FILE, read_info(tmp_path / "run")["run"])
+    charged = BudgetLedger.read(tmp_path / "run" / FILE, read_info(tmp_path / "run")["run"])
     assert charged.rounds == [0, 1, 2, 3, 4]
 
 
@@ -80,7 +80,13 @@ def test_a_round_that_does_not_count_costs_nothing(tmp_path: Path) -> None:
     served(devices, tmp_path, cohort=6, policy=RoundPolicy(deadline=50.0, minimum=4))
     devices.close()
     assert "does not count" in (tmp_path / "run" / "events.jsonl").read_text(encoding="utf-8")
-    assert Ledger.read(tmp_path / "run" / FILE, read_info(tmp_path / "run")["run"]).rounds == [0, 1, 2, 3, 4]
+    assert BudgetLedger.read(tmp_path / "run" / FILE, read_info(tmp_path / "run")["run"]).rounds == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_a_round_beyond_the_budget_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
@@ -89,7 +95,7 @@ def test_a_round_beyond_the_budget_is_refused_before_anything_is_sent(tmp_path: 
         served(devices, tmp_path, privacy=replace(ASKED, budget=3.0, accountant="rdp"))
     devices.close()
     info = read_info(tmp_path / "run")
-    charged = Ledger.read(tmp_path / "run" / FILE, info["run"]).rounds
+    charged = BudgetLedger.read(tmp_path / "run" / FILE, info["run"]).rounds
     assert 0 < len(charged) < 5
     assert len(charged) == read_commit(tmp_path / "run", info).round
 
@@ -153,7 +159,7 @@ def test_a_run_that_continues_another_goes_on_with_its_budget(tmp_path: Path) ->
     asked = replace(asked, budget=epsilon({kind: 7}, asked.delta, "rdp"))
     for number, name in enumerate(("first", "second", "third")):
         served_after(tmp_path, name, (None, "first", "second")[number], asked)
-        ledger = Ledger.read(tmp_path / name / FILE, read_info(tmp_path / name)["run"])
+        ledger = BudgetLedger.read(tmp_path / name / FILE, read_info(tmp_path / name)["run"])
         assert ledger.charged == {kind: 2 * number + 2}
         assert ledger.spent() == pytest.approx(epsilon({kind: 2 * number + 2}, asked.delta, "rdp"))
     with pytest.raises(BudgetError, match="Round 1 would cost more.*7"):

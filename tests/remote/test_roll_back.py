@@ -17,7 +17,7 @@ from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.core.sealed import sealed_bytes
 from fedkeep.engines import Sampler
 from fedkeep.privacy import DifferentialPrivacy
-from fedkeep.privacy.ledger import FILE, Ledger, marks
+from fedkeep.privacy.ledger import FILE, BudgetLedger, marks
 from fedkeep.remote.roll_back import roll_back
 from fedkeep.remote.server import serve_run
 from tests.engines.test_conformance import SEED
@@ -80,7 +80,7 @@ def seed_of(run: Path) -> int:
 def charged(run: Path) -> list[int]:
     """Return the rounds that the server that goes on will find charged."""
     info = read_info(run)
-    return Ledger.read(run / FILE, info["run"], marks(info, read_commit(run, info).extra)).rounds
+    return BudgetLedger.read(run / FILE, info["run"], marks(info, read_commit(run, info).extra)).rounds
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_rounds_that_are_run_again_have_other_cohorts_and_are_charged_again(more
     wanted = [sorted(f"user-{k}" for k in sampler(round)) for round in range(TO, ROUNDS + more)]
     assert drawn == [cohort for cohort in wanted if cohort]
     charged = [0, 1, 2, 3, *range(TO, ROUNDS + more)]
-    assert Ledger.read(run / FILE, read_info(run)["run"]).rounds == charged
+    assert BudgetLedger.read(run / FILE, read_info(run)["run"]).rounds == charged
 
 
 def test_a_round_that_is_taken_back_takes_its_error_along(place: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_round_whose_model_was_sent_before_a_kill_comes_again_with_another_coh
     assert seed_of(run) != SEED
     wanted = sorted(f"user-{k}" for k in Sampler(6, 3, "poisson", seed_of(run))(ROUNDS - 1))
     assert drawn == [wanted] * bool(wanted)
-    assert Ledger.read(run / FILE, read_info(run)["run"]).rounds == [0, 1, 2, 3, 3]
+    assert BudgetLedger.read(run / FILE, read_info(run)["run"]).rounds == [0, 1, 2, 3, 3]
 
 
 def test_a_run_that_is_made_longer_draws_by_a_new_secret(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from fedkeep.core.records import from_line, to_line
 from fedkeep.core.run_files import read_info
 from fedkeep.remote import Packet, exchange
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.ledger import Roster
+from fedkeep.remote.ledger import RunClients
 from fedkeep.remote.node import Node
 from fedkeep.remote.roll_back import kept_rounds, roll_back
 from fedkeep.remote.server import serve_run
@@ -331,7 +331,7 @@ def test_a_copy_of_a_devices_folder_on_a_second_machine_is_named_and_changes_not
 
 
 def test_the_order_of_clients_is_that_of_their_ids_whatever_node_they_are_on() -> None:
-    roster = Roster.of({"b": {"train": 1}, "a": {"train": 0}, "c": {"train": 2}}, {})
+    roster = RunClients.of({"b": {"train": 1}, "a": {"train": 0}, "c": {"train": 2}}, {})
     assert list(roster.ids) == ["a", "b", "c"]
     assert roster.trains.tolist() == [1, 2]
     assert roster.index("c") == 2

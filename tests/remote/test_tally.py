@@ -19,7 +19,7 @@ from fedkeep.methods import Sent
 from fedkeep.remote.device_file import Counts, DeviceFile, LogLine, file_of
 from fedkeep.remote.messages import Answers, Refused, Work, message_of
 from fedkeep.remote.node import Node
-from fedkeep.remote.tally import Limits, Signed, Tally, smallest_block
+from fedkeep.remote.tally import Limits, SignedWords, Tally, smallest_block
 from fedkeep.remote.view import served
 from tests.flower.small import CONFIG
 from tests.remote.hand import RUN, Hand, only
@@ -105,7 +105,7 @@ def test_what_was_signed_bounds_what_a_server_asks_and_the_owner_may_say_less(
 ) -> None:
     for own, most in ((None, 3), (1, 1), (9, 3)):
         node = hand.node(tmp_path / str(own), [0], trainings=own)
-        node.signed = {"text": Signed(preparation={}, limits=Limits(trainings=3))}
+        node.signed = {"text": SignedWords(preparation={}, limits=Limits(trainings=3))}
         hand.meet(node)
         fine = [isinstance(asked(hand, node, k, "0", train=True, judge=False), Answers) for k in range(1, 6)]
         assert fine == [k < most for k in range(5)]

@@ -16,7 +16,7 @@ from fedkeep.data.preparation import Encoding, Labels, Plain, Raw
 from fedkeep.experiments.config import DataConfig
 from fedkeep.experiments.sources import ConfiguredSource
 from fedkeep.remote.fingerprint import sha256_of
-from fedkeep.remote.messages import Fits, Here, message_of, packet_of
+from fedkeep.remote.messages import EncodingFits, Here, message_of, packet_of
 from fedkeep.remote.own_data import MOST_UNFIT, fitting
 from fedkeep.remote.transport import MemoryTransport
 from tests.remote.hand import Hand
@@ -58,7 +58,7 @@ def test_a_clients_row_that_does_not_fit_takes_no_other_out(tmp_path: Path) -> N
     hand = hand_of(raw(DATA))
     node, told_here = hand.node(tmp_path, [0, 1, 2]), list[str]()
     node.source, node.tell = raw(DATA, ["user-1"], [0, 1, 2]), told_here.append
-    fits = message_of(hand.say(node, hand.encode()), Fits)
+    fits = message_of(hand.say(node, hand.encode()), EncodingFits)
     assert (list(fits.clients), fits.unfit) == (["user-0", "user-2"], ["user-1"])
     row = len(DATA.rows(0)) + 1
     assert told_here == [
@@ -108,7 +108,7 @@ def test_a_server_does_not_wait_for_who_does_not_fit_and_asks_again_until_it_doe
         left[0] -= 1
         unfit = ["b"] if left[0] >= 0 else []
         return packet_of(
-            Fits(run="r", clients={c: {"train": 3} for c in "ab" if c not in unfit}, unfit=unfit)
+            EncodingFits(run="r", clients={c: {"train": 3} for c in "ab" if c not in unfit}, unfit=unfit)
         )
 
     nodes = met(MemoryTransport({"x": serve}), patience=20.0)

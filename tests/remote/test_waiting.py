@@ -10,16 +10,16 @@ import pytest
 from fedkeep.core.errors import ConfigError
 from fedkeep.methods import Sent
 from fedkeep.remote.events import Events
-from fedkeep.remote.exchange import Exchange, Rules
+from fedkeep.remote.exchange import Exchange, ExchangeRules
 from fedkeep.remote.messages import ClientOrder
-from fedkeep.remote.nodes import Nodes, Telling, wait_for_clients
+from fedkeep.remote.nodes import Nodes, WaitingNotice, wait_for_clients
 from fedkeep.remote.transport import MemoryTransport
 from tests.remote.test_nodes import HELLO, device
 
 
 def test_it_is_said_after_30_seconds_and_then_after_twice_as_long_up_to_ten_minutes() -> None:
     clock = [100.0]
-    telling = Telling(lambda: clock[0])
+    telling = WaitingNotice(lambda: clock[0])
     said = []
     while clock[0] < 3000.0:
         said += [telling.waited] if telling.due() else []
@@ -76,7 +76,7 @@ def test_a_round_that_gets_no_answer_says_who_is_awaited_ever_more_seldom() -> N
     nodes: Any = SimpleNamespace(
         transport=transport, place={"one": "A", "two": "B"}, look=lambda: None, refusal=lambda client: None
     )
-    rules: Any = Rules(run="r", fingerprint="", encoding="", split=None, tasks=(), again=600.0)  # type: ignore[arg-type]
+    rules: Any = ExchangeRules(run="r", fingerprint="", encoding="", split=None, tasks=(), again=600.0)  # type: ignore[arg-type]
     orders = {
         client: ClientOrder(round=4, client=client, sent=Sent(params={}, state={}))
         for client in ("one", "two", "three")

@@ -17,7 +17,7 @@ from fedkeep.core.records import Extent, Record, best_round, from_line, to_line
 from fedkeep.core.run_files import Commit, read_commit
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.report.wording import base, lower_is_better
-from fedkeep.tasks.results import Examples
+from fedkeep.tasks.results import ExampleResults
 
 LABELS = ["AskReddit", "CFB", "The_Donald", "nba", "politics"]
 HOSTILE = "<script>alert('x')</script>"
@@ -211,7 +211,7 @@ def all_analyses(users: int = 40) -> dict[str, Any]:
     }
 
 
-def write_examples(path: Path, examples: Examples) -> None:
+def write_examples(path: Path, examples: ExampleResults) -> None:
     """Write the results of test examples, and a commit that knows them."""
     content = save(examples.to_tensors())
     name = f"examples-{examples.round}.safetensors"

@@ -14,8 +14,8 @@ from fedkeep.report.charts import (
     RAMP,
     SHAPES,
     SLOTS,
+    Curve,
     Lines,
-    Series,
     apart,
     bin_edges,
     in_bins,
@@ -27,14 +27,14 @@ from fedkeep.report.charts import (
 from tests.report.run_folders import HOSTILE, map_of
 
 
-def lines(*series: Series, **more: Any) -> Lines:
+def lines(*series: Curve, **more: Any) -> Lines:
     return Lines(series=series, x_label="rounds", y_label="Loss", **more)
 
 
 def test_hover_names_every_curve_best_first() -> None:
     chart = lines(
-        Series("low", (0.0, 1.0), (0.1, 0.2), "0"),
-        Series("high", (0.0, 1.0), (0.3, 0.4), "1", dashed=True, low=(0.2, 0.3), high=(0.4, 0.5)),
+        Curve("low", (0.0, 1.0), (0.1, 0.2), "0"),
+        Curve("high", (0.0, 1.0), (0.3, 0.4), "1", dashed=True, low=(0.2, 0.3), high=(0.4, 0.5)),
         metric="accuracy",
         hover_x="epoch",
     )
@@ -45,7 +45,7 @@ def test_hover_names_every_curve_best_first() -> None:
 
 
 def test_curves_at_other_places_share_a_hover_only_when_near() -> None:
-    chart = lines(Series("a", (0.0, 60.0), (1.0, 2.0), "0"), Series("b", (0.5, 30.0), (3.0, 4.0), "1"))
+    chart = lines(Curve("a", (0.0, 60.0), (1.0, 2.0), "0"), Curve("b", (0.5, 30.0), (3.0, 4.0), "1"))
     said = dict(chart.hover())
     assert said[0.0] == "rounds 0\nb 3\na 1"
     assert said[30.0] == "rounds 30\nb 4"
@@ -53,7 +53,7 @@ def test_curves_at_other_places_share_a_hover_only_when_near() -> None:
 
 def test_long_curves_are_shown_by_means_of_equal_parts() -> None:
     n = 1000
-    series = Series("a", tuple(map(float, range(n))), tuple(float(i % 2) for i in range(n)), "0")
+    series = Curve("a", tuple(map(float, range(n))), tuple(float(i % 2) for i in range(n)), "0")
     thin = thinned(series)
     assert len(thin.x) == 200
     assert thin.x[0] == 2.0  # the mean of 0..4

@@ -19,6 +19,7 @@ from fedkeep.report.charts import (
     Bar,
     Bars,
     Chart,
+    Curve,
     Gainer,
     Gains,
     Grid,
@@ -27,17 +28,16 @@ from fedkeep.report.charts import (
     Point,
     Rank,
     Ranks,
-    Series,
     Spread,
     Strip,
-    UserMap,
+    UserMapChart,
     mark_of,
 )
 from fedkeep.report.drawing import NARROW, WIDE, Drawing, to_svg, write_figure
 from tests.tiny import fill_disk
 
 
-def lines(*series: Series, **more: Any) -> Lines:
+def lines(*series: Curve, **more: Any) -> Lines:
     return Lines(
         series=series, **({"x_label": "epochs", "y_label": "Accuracy (%)", "metric": "accuracy"} | more)
     )
@@ -81,8 +81,8 @@ def boxes(made: Drawing) -> list[tuple[str, float, float, float, float]]:
 
 
 SERIES = (
-    Series("a <b> & $x$", (0.0, 1.0), (0.1, 0.5), "1", low=(0.0, 0.4), high=(0.2, 0.6)),
-    Series("_c", (0.0, 1.0), (0.2, 0.4), "10", dashed=True),
+    Curve("a <b> & $x$", (0.0, 1.0), (0.1, 0.5), "1", low=(0.0, 0.4), high=(0.2, 0.6)),
+    Curve("_c", (0.0, 1.0), (0.2, 0.4), "10", dashed=True),
 )
 EVERY: list[Chart] = [
     lines(*SERIES, references=((0.55, "best possible"),)),
@@ -91,7 +91,9 @@ EVERY: list[Chart] = [
     Ranks((Rank("m", "1 %", 0.0, None, None, "o", True, "0", "m"),), "gain", str, "best"),
     Gains("against", (Gainer(0.1, 0.0, 0.2, "better", "u"),), (0.1, 0.0, 0.2), str, "Gain"),
     Grid(values=((0, 1), (5, 2)), rows=("u", "v"), columns=("a", "b"), heading="h", x_label="x", y_label="y"),
-    UserMap("map", (Point(0.0, 1.0, COLOURS[0], "o", "u", 0), Point(1.0, 1.0, GREY, "X", "v", 1)), "note"),
+    UserMapChart(
+        "map", (Point(0.0, 1.0, COLOURS[0], "o", "u", 0), Point(1.0, 1.0, GREY, "X", "v", 1)), "note"
+    ),
 ]
 
 
@@ -145,7 +147,7 @@ def test_texts_stay_inside_the_drawing(chart: Chart, width: float) -> None:
 
 
 def test_x_ticks_do_not_overlap_on_a_phone() -> None:
-    made = drawn(lines(Series("a", (0.0, 123456.0), (1.0, 2.0), "0"), metric="loss"), width=NARROW)
+    made = drawn(lines(Curve("a", (0.0, 123456.0), (1.0, 2.0), "0"), metric="loss"), width=NARROW)
     spans = sorted(
         (left, right) for text, left, low, right, _ in boxes(made) if low < 30 and text != "epochs"
     )
@@ -171,7 +173,7 @@ def ticks(axis: Any) -> list[str]:
 def test_texts_of_an_axis_have_all_digits_of_its_ticks(
     y: tuple[float, float], metric: str, wanted: str
 ) -> None:
-    made = drawn(lines(Series("a", (1.0, 2.0), y, "0"), metric=metric))
+    made = drawn(lines(Curve("a", (1.0, 2.0), y, "0"), metric=metric))
     found = ticks(made.canvas.axes[0].yaxis)
     assert wanted in found
     assert len(set(found)) == len(found) >= 3
@@ -179,11 +181,11 @@ def test_texts_of_an_axis_have_all_digits_of_its_ticks(
 
 def test_one_point_flat_and_log_curves_can_be_drawn() -> None:
     for chart in (
-        lines(Series("a", (3.0,), (0.0,), "0"), metric=""),
-        lines(Series("a", (1.0, 2.0), (5.0, 5.0), "0"), metric=""),
-        lines(Series("a", (1.0, 1000.0), (0.001, 0.4), "0"), log=True),
+        lines(Curve("a", (3.0,), (0.0,), "0"), metric=""),
+        lines(Curve("a", (1.0, 2.0), (5.0, 5.0), "0"), metric=""),
+        lines(Curve("a", (1.0, 1000.0), (0.001, 0.4), "0"), log=True),
         lines(
-            Series("", (0.0, 2.0), (0.1, 0.2), "0", False, (0.0, 0.1), (0.2, 0.3)), x_names=("0", "1", "all")
+            Curve("", (0.0, 2.0), (0.1, 0.2), "0", False, (0.0, 0.1), (0.2, 0.3)), x_names=("0", "1", "all")
         ),
     ):
         for width in (WIDE, NARROW):
@@ -192,7 +194,7 @@ def test_one_point_flat_and_log_curves_can_be_drawn() -> None:
 
 def test_a_band_does_not_reach_beyond_the_axis() -> None:
     """A mean of 9 % ± 16 % has a lower end that is no share."""
-    chart = lines(Series("s", (0.0, 1.0), (0.09, 0.4), "0", low=(-0.07, 0.3), high=(0.25, 0.5)))
+    chart = lines(Curve("s", (0.0, 1.0), (0.09, 0.4), "0", low=(-0.07, 0.3), high=(0.25, 0.5)))
     (axes,) = drawn(chart).canvas.axes
     assert axes.get_ylim()[0] == 0
     assert all(c.get_clip_on() for c in axes.collections)
@@ -201,7 +203,7 @@ def test_a_band_does_not_reach_beyond_the_axis() -> None:
 @pytest.mark.parametrize("count", [2, 8, 12])
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_every_curve_is_named_once_and_no_name_lies_over_another(count: int, width: float) -> None:
-    series = [Series(f"method {i}", (0.0, 1.0), (0.1, 0.2 + 0.02 * i), str(i)) for i in range(count)]
+    series = [Curve(f"method {i}", (0.0, 1.0), (0.1, 0.2 + 0.02 * i), str(i)) for i in range(count)]
     legend = tuple(Legend(s.label, s.slot, mark=mark_of(s.slot)) for s in series)
     named = [
         box
@@ -216,7 +218,7 @@ def test_every_curve_is_named_once_and_no_name_lies_over_another(count: int, wid
 
 def test_more_curves_than_colours_have_marks_and_no_bands() -> None:
     series = [
-        Series(str(i), (0.0, 1.0), (0.1, 0.5), str(i), low=(0.0, 0.4), high=(0.2, 0.6)) for i in range(12)
+        Curve(str(i), (0.0, 1.0), (0.1, 0.5), str(i), low=(0.0, 0.4), high=(0.2, 0.6)) for i in range(12)
     ]
     for count, bands in ((12, 0), (8, 8)):
         (axes,) = drawn(lines(*series[:count])).canvas.axes

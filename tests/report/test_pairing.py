@@ -30,7 +30,7 @@ from fedkeep.report.runs import read_run
 from fedkeep.report.standings import compared, plain_rows
 from fedkeep.report.worth import compare, fairness_table, sentences
 from fedkeep.tasks import BINARY, MULTICLASS, RANKING, REGRESSION, Kind
-from fedkeep.tasks.results import Examples, Roster
+from fedkeep.tasks.results import ExampleResults, JudgedClients
 from tests.refusals import raises
 from tests.report.run_folders import write_examples, write_info
 
@@ -48,21 +48,21 @@ def results(
     return columns
 
 
-def examples(*models: str, **changes: Any) -> Examples:
-    roster = Roster(np.array([2, 5], np.int32), np.array([30, 40]), ("ann", "bob"))
+def examples(*models: str, **changes: Any) -> ExampleResults:
+    roster = JudgedClients(np.array([2, 5], np.int32), np.array([30, 40]), ("ann", "bob"))
     valid = results({m: [1, 0, 0] for m in models}, np.array([2, 5, 5], np.int32), row=3)
     test = results({m: RIGHT[m] for m in models})
     made = {"round": 4, "tensors": test, "kinds": {None: MULTICLASS}, "valid": valid, "roster": roster}
-    return Examples(**made | changes)
+    return ExampleResults(**made | changes)
 
 
-def of_kind(kind: Kind, columns: dict[str, torch.Tensor]) -> Examples:
+def of_kind(kind: Kind, columns: dict[str, torch.Tensor]) -> ExampleResults:
     return examples(tensors=columns, kinds={None: kind}, valid={})
 
 
 @pytest.fixture
 def folder(write_run: Callable[..., Path]) -> Callable[..., Path]:
-    def write(name: str, found: Examples | None, **settings: Any) -> Path:
+    def write(name: str, found: ExampleResults | None, **settings: Any) -> Path:
         path = write_run(name, name=name.split("-")[0], **settings)
         if found is not None:
             write_examples(path, found)

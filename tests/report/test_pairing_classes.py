@@ -16,7 +16,7 @@ from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import Side, check_metric, check_spread, own_side, pair, pooled_gains, shared_side
 from fedkeep.report.runs import read_run
 from fedkeep.tasks import MULTICLASS, REGRESSION
-from fedkeep.tasks.results import Examples
+from fedkeep.tasks.results import ExampleResults
 from tests.refusals import raises
 from tests.report.run_folders import write_examples
 
@@ -30,7 +30,7 @@ GUESS = {
 }
 
 
-def examples(true: np.ndarray = TRUE, kept: bool = True) -> Examples:
+def examples(true: np.ndarray = TRUE, kept: bool = True) -> ExampleResults:
     columns = {"client": torch.from_numpy(CLIENT.astype(np.int32)), "row": torch.arange(len(true))}
     for model, guess in GUESS.items():
         columns[f"{model}/score"] = torch.from_numpy((guess == true).astype(np.uint8))
@@ -39,12 +39,12 @@ def examples(true: np.ndarray = TRUE, kept: bool = True) -> Examples:
             columns[f"{model}/class"] = torch.from_numpy(guess.astype(np.int32))
     if kept:
         columns["class"] = torch.from_numpy(true.astype(np.int32))
-    return Examples(round=4, tensors=columns, kinds={None: MULTICLASS})
+    return ExampleResults(round=4, tensors=columns, kinds={None: MULTICLASS})
 
 
 @pytest.fixture
-def sides(write_run: Callable[..., Path]) -> Callable[[Examples], tuple[Side, Side]]:
-    def make(found: Examples) -> tuple[Side, Side]:
+def sides(write_run: Callable[..., Path]) -> Callable[[ExampleResults], tuple[Side, Side]]:
+    def make(found: ExampleResults) -> tuple[Side, Side]:
         path = write_run("FURL-0", name="FURL", identity={"metrics": ["macro_f1"]})
         write_examples(path, found)
         own = own_side(configurations([read_run(path)])[0])
@@ -56,7 +56,9 @@ def sides(write_run: Callable[..., Path]) -> Callable[[Examples], tuple[Side, Si
 
 
 @pytest.mark.parametrize("name", CLASS_METRICS)
-def test_shares_of_clients_by_leaving_out(name: str, sides: Callable[[Examples], tuple[Side, Side]]) -> None:
+def test_shares_of_clients_by_leaving_out(
+    name: str, sides: Callable[[ExampleResults], tuple[Side, Side]]
+) -> None:
     own, shared = sides(examples())
     found = pair(own, shared, None, name)
     assert found.client.tolist() == list(range(USERS))
@@ -71,7 +73,7 @@ def test_shares_of_clients_by_leaving_out(name: str, sides: Callable[[Examples],
 
 
 def test_a_gain_over_all_examples_where_the_run_asked_for_it(
-    sides: Callable[[Examples], tuple[Side, Side]],
+    sides: Callable[[ExampleResults], tuple[Side, Side]],
 ) -> None:
     gains = dict(pooled_gains(*sides(examples()), None, CLIENT))
     assert list(gains) == ["accuracy", "macro_f1"]
@@ -80,14 +82,14 @@ def test_a_gain_over_all_examples_where_the_run_asked_for_it(
     assert gains["macro_f1"].low > 0
 
 
-def test_a_run_that_keeps_no_classes(sides: Callable[[Examples], tuple[Side, Side]]) -> None:
+def test_a_run_that_keeps_no_classes(sides: Callable[[ExampleResults], tuple[Side, Side]]) -> None:
     own, shared = sides(examples(kept=False))
     assert list(dict(pooled_gains(own, shared, None, CLIENT))) == ["accuracy"]
     with raises(ConfigError, said="keeps no predicted classes, so it can", metric="macro_f1"):
         pair(own, shared, None, "macro_f1")
 
 
-def test_a_class_of_nine_users_is_too_rare(sides: Callable[[Examples], tuple[Side, Side]]) -> None:
+def test_a_class_of_nine_users_is_too_rare(sides: Callable[[ExampleResults], tuple[Side, Side]]) -> None:
     rare = np.where((TRUE == 2) & (CLIENT < 3), 1, TRUE)
     wanted = (
         "macro_f1 wants test examples of every class of 10 users at least, so that leaving out one shows what is chance; "
@@ -106,7 +108,7 @@ def test_what_has_no_classes() -> None:
 
 def test_a_file_with_labels_and_without_predictions_is_damaged() -> None:
     held = examples().to_tensors()
-    assert Examples.checked(Path("f"), 1, held)().classes is not None
+    assert ExampleResults.checked(Path("f"), 1, held)().classes is not None
     del held["own/class"]
     with pytest.raises(RunError, match="'own/class' is missing"):
-        Examples.checked(Path("f"), 1, held)
+        ExampleResults.checked(Path("f"), 1, held)

@@ -16,7 +16,7 @@ from fedkeep.metrics.worth.best import Standing, best_of, standings
 from fedkeep.report.drawing import to_svg
 from fedkeep.report.standings import (
     Compared,
-    Found,
+    FoundComparison,
     beating,
     compared,
     gains_table,
@@ -121,7 +121,9 @@ def test_rows_of_a_csv_file_hold_plain_numbers() -> None:
 
 
 def test_a_row_for_each_method_seed_and_user() -> None:
-    found = Found(title="", groups=(), compared=(made([8, 2], [1, 5], seeds=2, unit="in nats"),), gains=())
+    found = FoundComparison(
+        title="", groups=(), compared=(made([8, 2], [1, 5], seeds=2, unit="in nats"),), gains=()
+    )
     rows = found.clients_frame().to_pylist()
     assert [(r["method"], r["seed"], r["client"]) for r in rows][:3] == [
         ("a", 0, "0"),

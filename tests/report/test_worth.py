@@ -31,7 +31,7 @@ from fedkeep.report.worth import (
     worth_table,
 )
 from fedkeep.tasks import MULTICLASS
-from fedkeep.tasks.results import Examples, Roster
+from fedkeep.tasks.results import ExampleResults, JudgedClients
 from tests import refusals
 from tests.report.run_folders import write_examples
 
@@ -195,7 +195,7 @@ def test_plain_values_say_the_same() -> None:
 USERS = 12
 
 
-def examples(seed: int, *models: str, gain: float = 0.3) -> Examples:
+def examples(seed: int, *models: str, gain: float = 0.3) -> ExampleResults:
     """Twelve clients with 30 examples each; the shared part gets half of them right, our model more."""
     rng = np.random.default_rng(seed)
     client = torch.from_numpy(np.repeat(np.arange(USERS), 30).astype(np.int32))
@@ -206,9 +206,11 @@ def examples(seed: int, *models: str, gain: float = 0.3) -> Examples:
         )
         columns |= {f"{model}/score": right, f"{model}/loss": 1.0 - right.double()}
     trained = np.repeat([20, 40, 60, 80], 3)
-    roster = Roster(np.arange(USERS, dtype=np.int32), trained, tuple(f"<b>{k}</b>" for k in range(USERS)))
+    roster = JudgedClients(
+        np.arange(USERS, dtype=np.int32), trained, tuple(f"<b>{k}</b>" for k in range(USERS))
+    )
     valid = {name: column.clone() for name, column in columns.items()}
-    return Examples(round=4, tensors=columns, kinds={None: MULTICLASS}, valid=valid, roster=roster)
+    return ExampleResults(round=4, tensors=columns, kinds={None: MULTICLASS}, valid=valid, roster=roster)
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import torch
 
 from fedkeep.core.errors import StoreError
 from fedkeep.core.params import Params
-from fedkeep.remote.device_file import About, create, file_of
+from fedkeep.remote.device_file import FileHeader, create, file_of
 from fedkeep.remote.device_store import DeviceStore
-from fedkeep.store import Default, Lines, MemoryStore, Named, PrivateStore, SqliteStore, VersionLedger
+from fedkeep.store import Default, LedgerLines, MemoryStore, Named, PrivateStore, SqliteStore, VersionLedger
 from fedkeep.store.database import Database
 from fedkeep.store.rows import RowFormat
 from tests.tiny import files
@@ -50,7 +50,7 @@ def device(
     owner, run = given.pop("owner"), given.pop("run")
     path = file_of(folder, run)
     if given.pop("create") and not path.exists():
-        create(path, About(owner=owner, run=run, columns=RowFormat(initial).columns()))
+        create(path, FileHeader(owner=owner, run=run, columns=RowFormat(initial).columns()))
     store = DeviceStore(folder, owner, run, Default(initial, rule, seed=3), ids, **given)
     store.open()
     return store
@@ -108,13 +108,13 @@ def count(store: PrivateStore, clients: Sequence[int], params: Params, attempt: 
     store.begin(lines(dict.fromkeys(clients, attempt)))
 
 
-def lines(attempts: Mapping[int, int]) -> Lines:
+def lines(attempts: Mapping[int, int]) -> LedgerLines:
     """Return lines of a ledger, given clients' attempts."""
     ledger = VersionLedger(max(attempts, default=0) + 1)
     return ledger.accept(list(attempts), list(attempts.values()))
 
 
-def lines_after(round: int, rounds: Rounds = SMALL) -> Lines:
+def lines_after(round: int, rounds: Rounds = SMALL) -> LedgerLines:
     """Return the ledger after a round."""
     ledger = VersionLedger(CLIENTS)
     for each in range(1, round + 1):

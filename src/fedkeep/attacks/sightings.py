@@ -47,7 +47,7 @@ class Sighting:
     noise: float = 0.0
 
 
-class _Tap:
+class _AnswerTap:
     """A device that notes the answers on their way."""
 
     def __init__(self, device: LocalDevice) -> None:
@@ -70,7 +70,7 @@ def watch(job: Job, server: Global, clients: Sequence[str]) -> tuple[Global, dic
         The server after the round, and by client what happened.
     """
     numbers = [job.data.index(client) for client in clients]
-    tap, start = _Tap(LocalDevice(job, Sequential())), {**server.params, **job.declared}
+    tap, start = _AnswerTap(LocalDevice(job, Sequential())), {**server.params, **job.declared}
     kept = job.store.read(numbers)
     after, _ = run_round(job.method, tap, server, clients, job.declared)  # type: ignore[arg-type]
     keeps = job.store.read(numbers)

@@ -37,18 +37,18 @@ from fedkeep.methods.client import accepted
 from fedkeep.privacy import GaussianNoise
 from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.messages import Answers, Packet, Work, message_of, packet_of
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import Federation, serve_run
 from fedkeep.remote.serving import serve
 from fedkeep.remote.transport import MemoryTransport, Serve
-from fedkeep.store import Default, Lines
+from fedkeep.store import Default, LedgerLines
 
 FIRST = "node-0"
 K = TypeVar("K")
 
 
-class Item(NamedTuple):
+class SentItem(NamedTuple):
     """Something that leaves: whose it is (empty: of a device's clients together), its kind, and its name."""
 
     client: str
@@ -63,7 +63,7 @@ class Item(NamedTuple):
         return f"{self.kind}/{self.name}" if self.name else self.kind
 
 
-Items = dict[Item, Tensor]
+Items = dict[SentItem, Tensor]
 
 
 class States(DeviceStore):
@@ -87,7 +87,7 @@ class States(DeviceStore):
         self.values: dict[str, Params] = {}
         self._made: dict[tuple[int, int], tuple[Params, Params, int]] = {}
 
-    def begin(self, lines: Lines) -> None:
+    def begin(self, lines: LedgerLines) -> None:
         """Let the versions of an order count."""
         for client, line in lines.by_client().items():
             who = self._id(client)
@@ -184,7 +184,7 @@ class Recorded:
         return [Packet.from_bytes(answer) for _, answer in self.pairs]
 
 
-class _Made(NamedTuple):
+class _MadeBefore(NamedTuple):
     """What a device makes of a method before it has any data; ``given`` is only there to hold on to its id."""
 
     given: Method
@@ -216,7 +216,7 @@ class Bench:
     data: FederatedData
     seed: int
     told: list[str] = field(default_factory=list)
-    _ready: dict[int, _Made] = field(default_factory=dict)
+    _ready: dict[int, _MadeBefore] = field(default_factory=dict)
     _tables: dict[int, _Tables] = field(default_factory=dict)
 
     @property
@@ -260,7 +260,7 @@ class Bench:
 
     def node(self, data: FederatedData, folder: Path) -> Node:
         """Return a device with some data."""
-        terms = Terms(owner="audit", simulated_noise=True)
+        terms = OwnerTerms(owner="audit", simulated_noise=True)
         return Node(
             Ready(data=data),
             folder,
@@ -316,7 +316,7 @@ class Bench:
         """
         if id(given) not in self._ready:
             module = given.made_for(copied(self.model))
-            self._ready[id(given)] = _Made(given, module, first_kept(given, Net(module)))
+            self._ready[id(given)] = _MadeBefore(given, module, first_kept(given, Net(module)))
         made, here = self._ready[id(given)], self.device if data is None else data
         tables = self._tables.get(id(given)) if data is None else None
         if tables is None:
@@ -358,17 +358,17 @@ def items(packet: Packet) -> Items:
 
     if header["kind"] == "fits":
         for client, counts in header["clients"].items():
-            found |= {Item(client, "counts", split): torch.tensor(n) for split, n in counts.items()}
+            found |= {SentItem(client, "counts", split): torch.tensor(n) for split, n in counts.items()}
         return found
     if header["kind"] != "answers":
         skip = ("kind", "run")
-        return {Item("", header["kind"], k): text(v) for k, v in header.items() if k not in skip}
+        return {SentItem("", header["kind"], k): text(v) for k, v in header.items() if k not in skip}
     told = header["answers"]
     for one, loss in zip(told, packet.tensors["losses"], strict=True):
         client, (number, weight) = str(one["client"]), one["upload"] or (-1, 0.0)
-        found[Item(client, "loss", "")] = loss.clone()
-        found[Item(client, "weight", "")] = torch.tensor(weight, dtype=torch.float64)
-        found[Item(client, "status", "")] = text([one["upload"] is not None, one["fault"]])
+        found[SentItem(client, "loss", "")] = loss.clone()
+        found[SentItem(client, "weight", "")] = torch.tensor(weight, dtype=torch.float64)
+        found[SentItem(client, "status", "")] = text([one["upload"] is not None, one["fault"]])
         start = f"upload/{number}/"
         for full, value in packet.tensors.items():
             if full.startswith(start):
@@ -376,22 +376,22 @@ def items(packet: Packet) -> Items:
                 found[_upload(client, half, name)] = value
     for one in header["judged"]:
         task = f"{one['split']}/{one['name'] or one['label']}/{','.join(one['models'])}"
-        found[Item("", "judged", f"{task}/clients")] = text(one["clients"])
+        found[SentItem("", "judged", f"{task}/clients")] = text(one["clients"])
         start = f"judged/{one['columns']}/columns/"
         for full, value in packet.tensors.items():
             if full.startswith(start):
-                found[Item("", "judged", f"{task}/{full.removeprefix(start)}")] = value
+                found[SentItem("", "judged", f"{task}/{full.removeprefix(start)}")] = value
     return found
 
 
-def _upload(client: str, half: str, name: str) -> Item:
+def _upload(client: str, half: str, name: str) -> SentItem:
     if half == "rows":
-        return Item(client, "rows", name)
+        return SentItem(client, "rows", name)
     if name.startswith(SERVER):
-        return Item(client, "sent", name.removeprefix(SERVER))
+        return SentItem(client, "sent", name.removeprefix(SERVER))
     if name.startswith("report/"):
-        return Item(client, "report", name.removeprefix("report/"))
-    return Item(client, "upload", name)
+        return SentItem(client, "report", name.removeprefix("report/"))
+    return SentItem(client, "upload", name)
 
 
 def unjudged(work: Packet, client: str = "") -> Packet:

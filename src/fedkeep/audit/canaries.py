@@ -28,7 +28,7 @@ MORE = (0, -1, 0, 1, 0)
 
 
 @dataclass(frozen=True)
-class Source:
+class CanarySource:
     """Something that must stay on its device.
 
     Attributes:
@@ -52,7 +52,7 @@ class Source:
         ]
 
 
-def sources(kept: Mapping[str, Tensor], trainable: Iterable[str]) -> list[Source]:
+def sources(kept: Mapping[str, Tensor], trainable: Iterable[str]) -> list[CanarySource]:
     """Return what a client keeps, by kind and name; many names are put together."""
     trained, found = set(trainable), dict[str, list[str]]()
     for name in kept:
@@ -69,7 +69,7 @@ def sources(kept: Mapping[str, Tensor], trainable: Iterable[str]) -> list[Source
                 break
         for group, inside in groups.items():
             label = inside[0] if len(inside) == 1 else f"{group}.*" if group else ", ".join(inside)
-            made.append(Source(kind, label.removeprefix("client/"), tuple(inside)))
+            made.append(CanarySource(kind, label.removeprefix("client/"), tuple(inside)))
     return made
 
 

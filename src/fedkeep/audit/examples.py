@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.audit import server as on_server
-from fedkeep.audit.bench import FIRST, Item, Items, adapting, changed, items, on_common_rows, unjudged
+from fedkeep.audit.bench import FIRST, Items, SentItem, adapting, changed, items, on_common_rows, unjudged
 from fedkeep.audit.canaries import (
     floats_of,
     kept_rows,
@@ -23,7 +23,7 @@ from fedkeep.audit.canaries import (
 )
 from fedkeep.audit.findings import BUFFER, NO_OPT_OUT, Finding, made_up
 from fedkeep.audit.images import DRAWS, made_singly
-from fedkeep.audit.looking import Looking, Step, image_of
+from fedkeep.audit.looking import Looking, MessageStep, image_of
 from fedkeep.core.errors import MethodError
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.columns import Rows
@@ -55,7 +55,7 @@ def look_at_examples(audit: Looking) -> None:
                 audit.note(item.label, JUDGING, "")
 
 
-def _singly(audit: Looking, step: Step, rows: Rows) -> None:
+def _singly(audit: Looking, step: MessageStep, rows: Rows) -> None:
     """Replace training examples one by one: a federated buffer may tell of many together, and not of single ones."""
     work = unjudged(step.work, audit.client)
     if len(rows) < 2 or not number_columns(audit.data) or not audit.buffers:
@@ -66,7 +66,7 @@ def _singly(audit: Looking, step: Step, rows: Rows) -> None:
         for i, v in before.items()
         if i.kind == "upload" and i.name in audit.buffers and v.is_floating_point()
     ]
-    moved: dict[Item, list[np.ndarray]] = {item: [] for item in left}
+    moved: dict[SentItem, list[np.ndarray]] = {item: [] for item in left}
     for row in rows if left else ():
         data = numbers_replaced(audit.data, rows=np.array([row]), seed=1)
         after = audit.bench.once(work, step.kept, data=data, method=audit.frozen)
@@ -95,7 +95,7 @@ def _lengths(audit: Looking, rows: Rows) -> None:
                     audit.note(item.label, LENGTHS, of=("examples",))
 
 
-def _training(audit: Looking, step: Step, rows: Rows, other: FederatedData) -> None:
+def _training(audit: Looking, step: MessageStep, rows: Rows, other: FederatedData) -> None:
     found = changed(step.have, audit.bench.once(step.work, step.kept, data=other))
     again = audit.bench.once(step.work, step.kept, data=other, method=audit.still)
     rest = set(changed(*on_common_rows(step.have_still, again)))
@@ -121,11 +121,11 @@ def _training(audit: Looking, step: Step, rows: Rows, other: FederatedData) -> N
             audit.note(item.label, TRAINING, of=("examples",), image=how, direct=item in rest)
 
 
-def _images(audit: Looking, step: Step, rows: Rows) -> Callable[[Item], str]:
+def _images(audit: Looking, step: MessageStep, rows: Rows) -> Callable[[SentItem], str]:
     """Return what says what an item is of the numbers in examples: of each of them, or of their sums."""
     made: list[tuple[np.ndarray, np.ndarray, list[Items]]] = []
 
-    def image(item: Item) -> str:
+    def image(item: SentItem) -> str:
         if not made:
             datas = [audit.data, *(replaced(audit.data, rows, seed) for seed in range(2, DRAWS))]
             numbers = [floats_of(data, rows) for data in datas]  # (rows, width) each

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedkeep.audit.bench import Item, Items, changed, judging, unjudged
-from fedkeep.audit.canaries import Source, drawn, planted, replaced, sources
+from fedkeep.audit.bench import Items, SentItem, changed, judging, unjudged
+from fedkeep.audit.canaries import CanarySource, drawn, planted, replaced, sources
 from fedkeep.audit.findings import HALVES, JOINT, Finding
 from fedkeep.audit.images import (
     DRAWS,
@@ -21,7 +21,7 @@ from fedkeep.audit.images import (
     stands,
     statistics,
 )
-from fedkeep.audit.looking import Looking, Step, image_of
+from fedkeep.audit.looking import Looking, MessageStep, image_of
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
 from fedkeep.methods import Method
@@ -52,13 +52,15 @@ def look_at_kept(audit: Looking) -> None:
         audit.looked[str(source)] = None
 
 
-def _others(audit: Looking, moved: Iterable[Item], client: str, others: Iterable[str]) -> None:
+def _others(audit: Looking, moved: Iterable[SentItem], client: str, others: Iterable[str]) -> None:
     for item in moved:
         if item.client in others:
             audit.note(item.label, f"what another client keeps ({client})", "", of_client=False)
 
 
-def _canaries(audit: Looking, step: Step, client: str, names: Iterable[str]) -> list[dict[str, Params]]:
+def _canaries(
+    audit: Looking, step: MessageStep, client: str, names: Iterable[str]
+) -> list[dict[str, Params]]:
     """Return what clients keep with a canary at one of them, and with its mirror image.
 
     Of both at least one is on the other side of a threshold that is near, as of a sign or the largest of some.
@@ -67,7 +69,7 @@ def _canaries(audit: Looking, step: Step, client: str, names: Iterable[str]) -> 
     return [audit.planted(step, client, names, scale=scale) for scale in (1.0, -1.0)]
 
 
-def _changed(audit: Looking, step: Step, client: str, names: Iterable[str]) -> dict[Item, None]:
+def _changed(audit: Looking, step: MessageStep, client: str, names: Iterable[str]) -> dict[SentItem, None]:
     """Return what changes with a canary or its mirror image."""
     found = (
         changed(step.have, audit.bench.once(step.work, c)) for c in _canaries(audit, step, client, names)
@@ -76,17 +78,17 @@ def _changed(audit: Looking, step: Step, client: str, names: Iterable[str]) -> d
 
 
 def _moved(
-    audit: Looking, step: Step, client: str, names: Iterable[str], asked: Sequence[Items]
-) -> list[tuple[Item, bool]]:
+    audit: Looking, step: MessageStep, client: str, names: Iterable[str], asked: Sequence[Items]
+) -> list[tuple[SentItem, bool]]:
     """Return what changes with a canary or its mirror image, and what of uploads without federated gradients too.
 
     Nothing else is trained by these, so that it is not asked of the rest. ``asked``: what leaves with each, if known.
     """
-    moved = dict[Item, bool]()
+    moved = dict[SentItem, bool]()
     for k, canary in enumerate(_canaries(audit, step, client, names)):
         found, rest = (
             changed(step.have, asked[k] if asked else audit.bench.once(step.work, canary)),
-            set[Item](),
+            set[SentItem](),
         )
         if any(item.kind in ("upload", "sent") and not moved.get(item) for item in found):
             rest = set(changed(step.have_still, audit.bench.once(step.work, canary, method=audit.still)))
@@ -95,7 +97,7 @@ def _moved(
 
 
 def _look_at(
-    audit: Looking, step: Step, source: Source, before: dict[bool, Items], asked: Sequence[Items]
+    audit: Looking, step: MessageStep, source: CanarySource, before: dict[bool, Items], asked: Sequence[Items]
 ) -> None:
     """Give a verdict on each thing that changes with one that the client keeps.
 
@@ -104,7 +106,7 @@ def _look_at(
     """
     drawn: dict[bool, tuple[np.ndarray, list[Items]]] = {}
 
-    def image(item: Item, *, moving: bool) -> str:
+    def image(item: SentItem, *, moving: bool) -> str:
         """Say what something is of its canary; without steps of gradients there is nothing in it but the canary."""
         if moving not in drawn:
             drawn[moving] = _drawn(audit, step, source, before, moving=moving)
@@ -134,7 +136,12 @@ def _look_at(
 
 
 def _image_stands(
-    audit: Looking, step: Step, source: Source, item: Item, canaries: np.ndarray, found: Sequence[Items]
+    audit: Looking,
+    step: MessageStep,
+    source: CanarySource,
+    item: SentItem,
+    canaries: np.ndarray,
+    found: Sequence[Items],
 ) -> bool:
     """Tell whether a loss is an image of what a client keeps, and does not only slope with it, see ``stands``."""
 
@@ -182,7 +189,7 @@ def look_at_draws(audit: Looking) -> None:
         _draws(audit, last, judging(last.work, audit.client), "judged")
 
 
-def _draws(audit: Looking, step: Step, work: Packet, kind: str) -> None:
+def _draws(audit: Looking, step: MessageStep, work: Packet, kind: str) -> None:
     """Look at draws of what a client keeps, and at codes in what is told of a kind."""
     first = step.kept[audit.client]
     signs, sizes = SIGNS if kind else SIGNS[:FEW], SIZES if kind != "judged" else ()
@@ -198,7 +205,7 @@ def _draws(audit: Looking, step: Step, work: Packet, kind: str) -> None:
     def broke_down(told: Items) -> bool:
         return any(item.kind == "status" for item in _own(audit, before, told))
 
-    def coded() -> list[tuple[Source, np.ndarray]]:
+    def coded() -> list[tuple[CanarySource, np.ndarray]]:
         return [(source, values) for source in known if kind and (values := _numbers(source, rows)).size]
 
     told = list[Items]()
@@ -214,7 +221,7 @@ def _draws(audit: Looking, step: Step, work: Packet, kind: str) -> None:
     found = [item for each in told for item in _own(audit, before, each)]
     for each in large:
         found += [] if broke_down(each) else _own(audit, before, each)
-    alone = dict[frozenset[str], tuple[set[Item], Iterator[list[Item]]]]()
+    alone = dict[frozenset[str], tuple[set[SentItem], Iterator[list[SentItem]]]]()
     for item in dict.fromkeys(found):
         if item.kind in ("loss", "judged"):
             continue
@@ -239,7 +246,7 @@ def _draws(audit: Looking, step: Step, work: Packet, kind: str) -> None:
                 return dict(_outs(audit, left, [asked(row, data) for row in rows])).get(label, NOTHING)
 
             def far(
-                scale: float, source: Source = source, label: str = label
+                scale: float, source: CanarySource = source, label: str = label
             ) -> tuple[np.ndarray, np.ndarray]:
                 large = [drawn(first, audit.trainable, 100 + k, s, scale) for k, s in enumerate(signs)]
                 outs = dict(_outs(audit, left, [asked(row) for row in large]))
@@ -249,12 +256,12 @@ def _draws(audit: Looking, step: Step, work: Packet, kind: str) -> None:
                 audit.note(label, str(source), of=source.declared, image=how)
 
 
-def _own(audit: Looking, before: Items, after: Items) -> list[Item]:
+def _own(audit: Looking, before: Items, after: Items) -> list[SentItem]:
     """Return what changes of the client that is looked at, and of all together."""
     return [item for item in changed(before, after) if item.client in ("", audit.client)]
 
 
-def _numbers(source: Source, rows: Sequence[Params]) -> np.ndarray:
+def _numbers(source: CanarySource, rows: Sequence[Params]) -> np.ndarray:
     """Return the numbers of a source in several draws, (draws, numbers)."""
     names = [n for n in source.names if rows[0][n].is_floating_point() and rows[0][n].numel()]
     if not names:
@@ -264,8 +271,8 @@ def _numbers(source: Source, rows: Sequence[Params]) -> np.ndarray:
 
 def _may_code(
     audit: Looking,
-    coded: Sequence[tuple[Source, np.ndarray]],
-    left: Sequence[Item],
+    coded: Sequence[tuple[CanarySource, np.ndarray]],
+    left: Sequence[SentItem],
     told: Sequence[Items],
 ) -> bool:
     """Tell whether all draws may show a code that some do not deny."""
@@ -283,13 +290,13 @@ def _moving(
     names: Collection[str],
     rows: Sequence[Params],
     before: Items,
-) -> Iterator[list[Item]]:
+) -> Iterator[list[SentItem]]:
     """Yield for each draw what moves with some of the names that a client keeps alone."""
     for row in rows if names else ():
         yield changed(before, asked({n: v if n in names else first[n] for n, v in row.items()}))
 
 
-def _outs(audit: Looking, left: Sequence[Item], told: Sequence[Items]) -> list[tuple[str, np.ndarray]]:
+def _outs(audit: Looking, left: Sequence[SentItem], told: Sequence[Items]) -> list[tuple[str, np.ndarray]]:
     """Return by label the numbers that left in several draws, (draws, numbers)."""
     found = []
     for label in dict.fromkeys(item.label for item in left):
@@ -308,8 +315,8 @@ def _readable(how: str) -> bool:
 
 def _drawn(
     audit: Looking,
-    step: Step,
-    source: Source,
+    step: MessageStep,
+    source: CanarySource,
     before: dict[bool, Items],
     *,
     moving: bool,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedkeep.audit import server as on_server
-from fedkeep.audit.bench import FIRST, Bench, Item, Items, Recorded, changed, items, still
-from fedkeep.audit.canaries import Source, planted
+from fedkeep.audit.bench import FIRST, Bench, Items, Recorded, SentItem, changed, items, still
+from fedkeep.audit.canaries import CanarySource, planted
 from fedkeep.audit.findings import Allowed, Finding, Leaving, Verdict
 from fedkeep.audit.images import IN_LAST_BITS, describe_image
 from fedkeep.audit.report import AuditReport
@@ -41,7 +41,7 @@ class Noting:
 
 
 @dataclass
-class Step:
+class MessageStep:
     """A message that trains or judges.
 
     Attributes:
@@ -120,7 +120,7 @@ class Looking:
         self.missed = dict.fromkeys(self._missed(heard))
 
     def planted(
-        self, step: Step, client: str, names: Iterable[str], seed: int = 1, scale: float = 1.0
+        self, step: MessageStep, client: str, names: Iterable[str], seed: int = 1, scale: float = 1.0
     ) -> dict[str, Params]:
         """Return what clients keep, with canaries at one of them."""
         own = planted(step.kept[client], names, self.trainable, seed, scale)
@@ -165,13 +165,13 @@ class Looking:
         if old is None or RANK.index(finding.verdict) > RANK.index(old.verdict):
             self.findings[key] = finding
 
-    def told_of(self, leaves: str, source: Source) -> bool:
+    def told_of(self, leaves: str, source: CanarySource) -> bool:
         """Tell whether it is declared, or found, that something tells of a source beside gradients."""
         old = self.findings.get((leaves, str(source)))
         found = old is not None and old.verdict != "gradients"
         return found or bool(self.allowed.by(leaves, source.declared, copied=True))
 
-    def settled(self, leaves: str, source: Source, *, direct: bool) -> bool:
+    def settled(self, leaves: str, source: CanarySource, *, direct: bool) -> bool:
         """Tell whether a finding is there that another one on the same cannot make worse.
 
         Args:
@@ -225,7 +225,7 @@ class Looking:
             why = next((text for text in self.bench.told if repr(self.client) in text), why)
         return (f"what training sends, as client {self.client} never came through it: {why}",)
 
-    def _rounds(self, heard: Recorded) -> Iterable[Step]:
+    def _rounds(self, heard: Recorded) -> Iterable[MessageStep]:
         """Yield the messages that train or judge, asked again; what leaves must be what left."""
         pairs = heard.answered()
         again = self.bench.asked([work for work, _ in pairs])
@@ -238,7 +238,7 @@ class Looking:
                     "asked again it is another",
                     of_client=False,
                 )
-            yield Step(work, dict(kept), have, self.bench.once(work, kept, method=self.still))
+            yield MessageStep(work, dict(kept), have, self.bench.once(work, kept, method=self.still))
 
     def _tell_what_left(self, heard: Recorded) -> None:
         for packet in heard.answers():
@@ -255,7 +255,7 @@ class Looking:
                     seen_by=self._seen_by(item),
                 )
 
-    def _seen_by(self, item: Item) -> str:
+    def _seen_by(self, item: SentItem) -> str:
         if item.kind not in ("upload", "sent", "rows"):
             return "server"
         known = item.kind == "sent" or self.base(item.name) in (*self.federated, *self.buffers)
@@ -264,7 +264,7 @@ class Looking:
         )
 
 
-def image_of(item: Item, canaries: np.ndarray, found: Sequence[Items]) -> str:
+def image_of(item: SentItem, canaries: np.ndarray, found: Sequence[Items]) -> str:
     """Say what something that left is of its canaries.
 
     Args:

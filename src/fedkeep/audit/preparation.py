@@ -14,7 +14,7 @@ from fedkeep.audit.findings import Allowed, Finding, Leaving
 from fedkeep.audit.report import AuditReport
 from fedkeep.data.columns import Rows
 from fedkeep.data.preparation import Features, Raw, Rules, Source, Target, Texts
-from fedkeep.remote.node import Terms
+from fedkeep.remote.node import OwnerTerms
 
 CLIENTS, ROWS = 3, 50
 """Clients on the device, and rows of each."""
@@ -36,7 +36,7 @@ def with_preparation(
     """
     if not isinstance(source, Raw):
         return report
-    here = replace(rules, clients_a_word_here=max(rules.clients_a_word_here, Terms.clients_a_word))
+    here = replace(rules, clients_a_word_here=max(rules.clients_a_word_here, OwnerTerms.clients_a_word))
     few, allowed = _few(source), Allowed((), tuple(allow))
     before, found = _columns(few, here), list[Finding]()
     for rows, what in _kinds(few):

@@ -49,7 +49,7 @@ def attack(
     with secure sums. Of CONFIG both are trained; of a RUN the split is taken as it is. An attack that finds nothing may
     be a weak one.
     """
-    from fedkeep.experiments.attack import Asked
+    from fedkeep.experiments.attack import AttackRequest
     from fedkeep.experiments.attack import attack as measure
     from fedkeep.experiments.load import load_run
     from fedkeep.report.attacks import content, plain, sentences, table
@@ -60,7 +60,7 @@ def attack(
         raise ConfigError(
             "A run is attacked as it is: leave --set out, or name the configuration instead of the run."
         )
-    asked = Asked(
+    asked = AttackRequest(
         attacks=tuple(attacks.split(",")) if attacks else tuple(TITLES),
         epsilons=_numbers(epsilons),
         clients=clients,

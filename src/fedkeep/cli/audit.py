@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkeep.cli.output import say, show_content
-from fedkeep.cli.settings import ConfigArgument, DataOption, Found, SetOption, find_config
+from fedkeep.cli.settings import ConfigArgument, DataOption, FoundConfig, SetOption, find_config
 from fedkeep.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ Out = Annotated[
 
 
 @dataclass(frozen=True)
-class Asked:
+class AuditRequest:
     """What a configuration asks to be looked at."""
 
-    found: Found
+    found: FoundConfig
     source: ConfiguredSource
     examples: FederatedData
     model: nn.Module
@@ -69,7 +69,7 @@ class Asked:
             raise typer.Exit(1)
 
 
-def _asked(config: str, data: Path | None, overrides: list[str] | None) -> Asked:
+def _asked(config: str, data: Path | None, overrides: list[str] | None) -> AuditRequest:
     """Make what a configuration names; centralised training is refused."""
     from fedkeep.experiments.build import build_method, build_model, build_source, settled
 
@@ -82,7 +82,9 @@ def _asked(config: str, data: Path | None, overrides: list[str] | None) -> Asked
     source = build_source(found.config.data, found.config.seed, folder)
     examples = source.prepared(found.config.preparation)
     asked = settled(found.config, examples)
-    return Asked(found, source, examples, build_model(asked, examples, folder), build_method(asked.method))
+    return AuditRequest(
+        found, source, examples, build_model(asked, examples, folder), build_method(asked.method)
+    )
 
 
 def audit(

@@ -35,7 +35,7 @@ from fedkeep.report.wording import duration
 
 if TYPE_CHECKING:
     from fedkeep.experiments.places import Place
-    from fedkeep.report.standings import Found
+    from fedkeep.report.standings import FoundComparison
     from fedkeep.report.tables import Table
 
 
@@ -188,7 +188,7 @@ def _show_status(
         )
 
 
-def _show_all(found: Mapping[str, Found]) -> None:
+def _show_all(found: Mapping[str, FoundComparison]) -> None:
     from fedkeep.report.across import by_data, side_by_side
     from fedkeep.report.standings import said, unlike
 
@@ -206,7 +206,7 @@ def _starred(table: Table) -> list[list[str]]:
     ]
 
 
-def _show(found: Found) -> None:
+def _show(found: FoundComparison) -> None:
     from fedkeep.report.standings import gains_table, not_beating, said, unlike
     from fedkeep.report.worth import few
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fedkeep.experiments.run import Run, Stage
     from fedkeep.privacy.accounting import Accountant
-    from fedkeep.privacy.ledger import Ledger
+    from fedkeep.privacy.ledger import BudgetLedger
 
 
 def evaluate(
@@ -222,12 +222,12 @@ def budget(
 
     RUN is the folder that fedkeep run wrote, of a configuration with a table [privacy].
     """
-    from fedkeep.privacy.ledger import FILE, Ledger, marks
+    from fedkeep.privacy.ledger import FILE, BudgetLedger, marks
 
     if accountant is not None:
         check_choice("--accountant must be", accountant, list(WORDS))
     info = read_info(run)
-    ledger = Ledger.read(run / FILE, info["run"], marks(info, read_commit(run, info).extra))
+    ledger = BudgetLedger.read(run / FILE, info["run"], marks(info, read_commit(run, info).extra))
     terms, shown = ledger.terms, ledger.terms.delta if delta is None else delta
     if delta is not None and not 0 < delta * terms.clients < 1:
         raise ConfigError(
@@ -263,7 +263,7 @@ MOST = 1000
 """Rounds that are tried, at most, to say how many still fit."""
 
 
-def rounds_left(ledger: Ledger) -> str:
+def rounds_left(ledger: BudgetLedger) -> str:
     """Return how many more rounds fit, as text."""
     left = ledger.room(MOST)
     return str(left) if left < MOST else f"{MOST} or more"

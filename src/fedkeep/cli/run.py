@@ -13,7 +13,7 @@ from fedkeep.cli.output import complain, metrics_table, say, show_table
 from fedkeep.cli.settings import (
     ConfigArgument,
     DataOption,
-    Found,
+    FoundConfig,
     OnOption,
     SetOption,
     SlurmOption,
@@ -120,7 +120,9 @@ def run(
     say(f"Run folder: {folder}")
 
 
-def _spread(on: str, folder: Path, found: Found, data: Path | None, workers: int | None) -> Engine | None:
+def _spread(
+    on: str, folder: Path, found: FoundConfig, data: Path | None, workers: int | None
+) -> Engine | None:
     """Return what trains clients on a cluster; None: they train here."""
     if on == "local":
         return None
@@ -131,7 +133,7 @@ def _spread(on: str, folder: Path, found: Found, data: Path | None, workers: int
     return ClusterWorkers(executors(on, on_gpus, workers), folder, found.data_folder(data), workers)
 
 
-def _as_a_job(found: Found, folder: Path, data: Path | None, on: str, slurm: str, resume: bool) -> Run:
+def _as_a_job(found: FoundConfig, folder: Path, data: Path | None, on: str, slurm: str, resume: bool) -> Run:
     """Let Slurm compute a whole run, wait for it, and return it."""
     from fedkeep.experiments.comparing import FAULT, Cell
     from fedkeep.experiments.load import load_run
@@ -152,7 +154,7 @@ def _as_a_job(found: Found, folder: Path, data: Path | None, on: str, slurm: str
     return load_run(folder, data_folder=data)
 
 
-def show_result(run: Run, found: Found) -> None:
+def show_result(run: Run, found: FoundConfig) -> None:
     """Print the metrics at the best epoch."""
     from fedkeep.experiments.drive import SHARED
     from fedkeep.experiments.learned import remarks, simplest, summarize

@@ -148,7 +148,7 @@ def is_last(round: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundConfig:
     """A configuration as a command found it.
 
     Attributes:
@@ -181,7 +181,7 @@ class Found:
 
 def find_config(
     named: str, overrides: list[str] | None = None, seed: int | None = None, *, resume: bool = False
-) -> Found:
+) -> FoundConfig:
     """Return the configuration of a file, a run's folder, or a built-in name, with overrides.
 
     Args:
@@ -209,7 +209,9 @@ def find_config(
         config, text = run_folder_config(path)
         if changes:
             config = parse_config(text, named, changes)
-        return Found(config, config.to_toml() if changes else text, path.name, path, folder_of_data(path))
+        return FoundConfig(
+            config, config.to_toml() if changes else text, path.name, path, folder_of_data(path)
+        )
     if is_file and path.name.endswith(FORMATS):
         raise ConfigError(
             "{file} is a table, not a configuration. fedkeep start {file} looks at it and writes one.",
@@ -217,7 +219,7 @@ def find_config(
         )
     if is_file:
         config, text = read_config(path, changes)
-        return Found(config, text, safe_name(config.name or path.stem), beside=path.resolve().parent)
+        return FoundConfig(config, text, safe_name(config.name or path.stem), beside=path.resolve().parent)
     key = named.replace("\\", "/")
     names = builtin_names()
     if key not in names and resume:
@@ -243,7 +245,7 @@ def find_config(
         )
     text = builtin_text(key)
     config = parse_config(text, key, changes)
-    return Found(config, config.to_toml() if changes else text, safe_name(key))
+    return FoundConfig(config, config.to_toml() if changes else text, safe_name(key))
 
 
 def in_the_way(path: Path) -> ConfigError:

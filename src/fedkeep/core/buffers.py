@@ -96,7 +96,7 @@ class Remembered:
         }
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor stands in a module.
 
     Attributes:
@@ -148,12 +148,14 @@ def with_attributes(module: nn.Module) -> Layers:
     ]
 
 
-def buffers_of(layers: Layers) -> list[Place]:
+def buffers_of(layers: Layers) -> list[TensorPlace]:
     """Return where the buffers of layers stand, also those that are None as yet."""
-    return [Place(_joined(n, leaf), layer._buffers, leaf) for n, layer in layers for leaf in layer._buffers]
+    return [
+        TensorPlace(_joined(n, leaf), layer._buffers, leaf) for n, layer in layers for leaf in layer._buffers
+    ]
 
 
-def written(module: nn.Module, layers: Layers, first: Mapping[str, str]) -> dict[str, Place]:
+def written(module: nn.Module, layers: Layers, first: Mapping[str, str]) -> dict[str, TensorPlace]:
     """Return what a forward pass may write into in evaluation too, by its (first) name.
 
     These are parameters of layers with ``max_norm``, which renormalise the rows that they look up; and buffers that
@@ -164,12 +166,12 @@ def written(module: nn.Module, layers: Layers, first: Mapping[str, str]) -> dict
         layers: those of it that have buffers.
         first: the first names of tensors that stand in several places.
     """
-    found: list[Place] = []
+    found: list[TensorPlace] = []
     buffers = {place.name: place for place in buffers_of(layers)}
     for prefix, layer in module.named_modules():
         if getattr(layer, "max_norm", None) is not None:
             own = [leaf for leaf, value in layer._parameters.items() if value is not None]
-            found += [Place(_joined(prefix, leaf), layer._parameters, leaf) for leaf in own]
+            found += [TensorPlace(_joined(prefix, leaf), layer._parameters, leaf) for leaf in own]
         names = [_joined(prefix, name) for name in declared(layer).updated_buffers]
         found += [buffers[name] for name in names if name in buffers]
     return {first.get(place.name, place.name): place for place in found}

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeep.core.buffers import (
-    Place,
     Remembered,
     Still,
+    TensorPlace,
     buffers_of,
     is_batched,
     with_attributes,
@@ -249,7 +249,7 @@ class Net:
         if self.switches:  # at rest it is in training mode, whatever it was given in
             module.train()
         self._bound: Mapping[str, Tensor] | None = None
-        self._held: list[tuple[Place, Tensor]] = []
+        self._held: list[tuple[TensorPlace, Tensor]] = []
         self._assigned: dict[int, tuple[Tensor, Tensor]] = {}
 
     def initial(self) -> Params:
@@ -380,7 +380,7 @@ class Net:
         return self._assigned.get(id(value), (value, value))[1]
 
     def _hand_back(
-        self, place: Place, before: Tensor, after: Tensor | None, params: Mapping[str, Tensor]
+        self, place: TensorPlace, before: Tensor, after: Tensor | None, params: Mapping[str, Tensor]
     ) -> None:
         """Hand a buffer that ``forward`` has assigned to whom the old one is from."""
         if is_batched(before) or is_batched(after):
@@ -445,7 +445,7 @@ class Net:
         return self.module.get_submodule(owner)._parameters, leaf
 
 
-def _assigned(place: Place) -> str:
+def _assigned(place: TensorPlace) -> str:
     return (
         f"forward assigns the buffer {place.name!r}, which cannot be followed for several clients or examples at once; "
         f"self.{place.leaf}.copy_(...) in place of self.{place.leaf} = ... can"

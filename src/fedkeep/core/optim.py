@@ -28,7 +28,7 @@ class UsualRate(float):
     """A rate that nobody named: where plain SGD trains a model, the usual one for it takes its place."""
 
 
-class _Group(NamedTuple):
+class _ParameterGroup(NamedTuple):
     """Parameters of one rate and decay: names, values and slopes side by side; and lists that may not be alike."""
 
     names: list[str]
@@ -169,7 +169,7 @@ class Optimizer:
                 slopes = list(map(Tensor.contiguous, map(grads.__getitem__, names)))
                 steps = {"sgd": self._sgd, "adagrad": self._adagrad}
                 values, unsure = list(map(params.__getitem__, names)), [] if autograds else [slopes]
-                group = _Group(names, values, slopes, rate * scale, decay, unsure)
+                group = _ParameterGroup(names, values, slopes, rate * scale, decay, unsure)
                 steps.get(self.kind, self._adam)(group, state)
             for pattern, (low, high) in self.bounds:
                 for name in grads:
@@ -178,7 +178,7 @@ class Optimizer:
         finally:
             torch._C._set_grad_enabled(before)
 
-    def _sgd(self, group: _Group, state: OptimizerState) -> None:
+    def _sgd(self, group: _ParameterGroup, state: OptimizerState) -> None:
         names, values, slopes, rate, decay, unsure = group
         old = [n for n in names if n in state.first] if self.momentum else []
         moving = [[state.first[n] for n in old]] if old else []
@@ -212,7 +212,7 @@ class Optimizer:
             slopes = [state.first[n] for n in names]
         torch._foreach_add_(values, slopes, alpha=-rate)
 
-    def _adagrad(self, group: _Group, state: OptimizerState) -> None:
+    def _adagrad(self, group: _ParameterGroup, state: OptimizerState) -> None:
         names, values, slopes, rate, decay, _ = group
         if decay:
             slopes = list(torch._foreach_add(slopes, values, alpha=decay))
@@ -225,7 +225,7 @@ class Optimizer:
         torch._foreach_add_(roots, self.eps)
         torch._foreach_addcdiv_(values, slopes, roots, -rate)
 
-    def _adam(self, group: _Group, state: OptimizerState) -> None:
+    def _adam(self, group: _ParameterGroup, state: OptimizerState) -> None:
         names, values, slopes, rate, decay, unsure = group
         b1, b2 = self.betas
         for name, value in zip(names, values, strict=True):

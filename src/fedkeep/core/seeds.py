@@ -87,7 +87,7 @@ def unmoved(before: Sequence[torch.Tensor], device: str) -> bool:
     return all(map(torch.equal, before, states(device)))
 
 
-class Draws(EagerMode):
+class DrawWatch(EagerMode):
     """While it is active, this thread's operations that draw from torch's own generators are noted in ``seen``.
 
     Args:
@@ -140,7 +140,7 @@ def without_draws(what: str, hook: Callable[[], T], device: str) -> T:
     found = hook()
     drew = not unmoved(before, device)
     if drew and threading.active_count() > 1:
-        with Draws() as draws:
+        with DrawWatch() as draws:
             found = hook()
         drew = bool(draws.seen)
     if drew or (position() != place and not others_draw()):
@@ -199,7 +199,7 @@ class Undisturbed:
         if not self.disturbed and unmoved(self.left, self.device):
             found = take()
         else:
-            with Draws() as draws:
+            with DrawWatch() as draws:
                 found = take()
             if draws.seen:
                 raise MethodError(

@@ -18,7 +18,7 @@ from fedkeep.data.columns import Column, Ragged
 from fedkeep.tasks import tasks_in
 
 
-class Labelled(Protocol):
+class LabelledRows(Protocol):
     """What of a data set is looked at here: its description, its columns, the rows of a split, and whose they are."""
 
     @property
@@ -96,7 +96,7 @@ def spellings(what: str, names: Sequence[str], counts: NDArray[Any]) -> str:
     )
 
 
-def oddities(data: Labelled) -> Iterator[str]:
+def oddities(data: LabelledRows) -> Iterator[str]:
     """Yield why little can be learned from data, or from their test: one label, features that never change or only number
     rows, examples that are trained on and tested, and clients of one example each.
     """
@@ -145,7 +145,7 @@ def oddities(data: Labelled) -> Iterator[str]:
         )
 
 
-def repeated(data: Labelled) -> int:
+def repeated(data: LabelledRows) -> int:
     """Return how many test examples have the same inputs as one that is trained on; 0 where chance alone makes that likely.
 
     Inputs are all columns but labels. Where they are few whole numbers, as an item's, or features of few different values,
@@ -192,7 +192,7 @@ def _counts_rows(name: str, values: NDArray[Any]) -> bool:
     return bool(gaps.max() < 1.01 * gaps.min()) or bool(ID.fullmatch(name))
 
 
-def label_warnings(data: Labelled) -> Iterator[str]:
+def label_warnings(data: LabelledRows) -> Iterator[str]:
     """Yield what is to be said of classes: of names that are alike, and of classes in the test split alone."""
     names = list(map(str, data.meta.get("label_names") or ()))
     for task in tasks_in(data.meta):

@@ -122,7 +122,7 @@ def _checked(names: Iterable[Any], given: Sequence[Any]) -> list[str]:
     return found
 
 
-class Listed(Sequence[str], ABC):
+class LazyTexts(Sequence[str], ABC):
     """Texts that are made when they are asked for: a subclass makes one of them by its place."""
 
     @abstractmethod
@@ -145,7 +145,7 @@ class Listed(Sequence[str], ABC):
         return f"{type(self).__name__}({self[:3]}{', …' * (len(self) > 3)} {len(self):,} ids)"
 
 
-class RangeIds(Listed):
+class RangeIds(LazyTexts):
     """The ids ``pattern.format(0)`` … ``pattern.format(n - 1)``, made when asked for.
 
     Args:
@@ -192,7 +192,7 @@ class RangeIds(Listed):
         return int(digits)
 
 
-class PackedIds(Listed):
+class PackedIds(LazyTexts):
     """Client ids as one array of UTF-8 bytes, found by bisection: no Python object per client.
 
     Args:
@@ -297,7 +297,7 @@ Ids = RangeIds | PackedIds
 """A sequence of client ids that finds an id's position without an object per client."""
 
 
-class SomeIds(Listed):
+class SomeIds(LazyTexts):
     """The ids of some of a data set's clients, made when asked for.
 
     Attributes:
@@ -316,7 +316,7 @@ class SomeIds(Listed):
         return self.ids[int(self.positions[place])]
 
     def __iter__(self) -> Iterator[str]:
-        at = self.ids.at if isinstance(self.ids, Listed) else self.ids.__getitem__
+        at = self.ids.at if isinstance(self.ids, LazyTexts) else self.ids.__getitem__
         return map(at, self.positions.tolist())
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ from fedkeep.engines.centralised import Centralised
 from fedkeep.engines.client_step import ClientResult, ClientToTrain, Engine, Job, Sequential
 from fedkeep.engines.device import Answer, Defers, Device, LocalDevice, Order, job_of, orders_of
 from fedkeep.engines.first_values import first_default, first_global, first_kept
-from fedkeep.engines.lanes import LocalResult, Watch, local_run
+from fedkeep.engines.lanes import LocalResult, LocalRunWatch, local_run
 from fedkeep.engines.round import RoundReport, Sampler, run_round
 from fedkeep.engines.tally import Judged, Judgement, Leaves, Pair, Tallies, to_records
 from fedkeep.engines.vectorised.vectorised import Vectorised
@@ -32,6 +32,7 @@ __all__ = [
     "Leaves",
     "LocalDevice",
     "LocalResult",
+    "LocalRunWatch",
     "Order",
     "Pair",
     "RoundReport",
@@ -40,7 +41,6 @@ __all__ = [
     "Stream",
     "Tallies",
     "Vectorised",
-    "Watch",
     "Workers",
     "available_cores",
     "first_default",

@@ -19,7 +19,7 @@ from fedkeep.core.seeds import numpy_generator
 from fedkeep.engines.batches import Stream
 from fedkeep.engines.client_step import Job, outputs
 from fedkeep.engines.judge import Way, judge
-from fedkeep.engines.lanes import Watch, local_run
+from fedkeep.engines.lanes import LocalRunWatch, local_run
 from fedkeep.methods import Adapt, Client, Method, Phase, Recall, Recalls, Sent
 from fedkeep.methods.base import Predict
 from fedkeep.methods.checks import check_hook
@@ -262,7 +262,7 @@ def curve(job: Job, client: int, sent: Sent, tuning: Tuning) -> dict[str, tuple[
         rows,
         draws,
         device=job.device,
-        watch=Watch(tuning.every, lambda _, params: test(params)),
+        watch=LocalRunWatch(tuning.every, lambda _, params: test(params)),
     )
     return {way: tuple(values) for way, values in found.items()}
 

@@ -15,7 +15,7 @@ from fedkeep.core.params import Batch
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data import Ragged
 from fedkeep.data.columns import Column
-from fedkeep.engines.tables.local_rows import Examples, LocalTable, allowed
+from fedkeep.engines.tables.local_rows import ExampleRows, LocalTable, allowed
 from fedkeep.methods import Phase
 from fedkeep.tasks import tasks_in
 
@@ -42,7 +42,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedBatch:
     """A mini-batch among others that were gathered with it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Loaded:
 
 
 def batches(
-    data: Examples,
+    data: ExampleRows,
     rows: np.ndarray,
     phase: Phase,
     draws: Stream,
@@ -125,8 +125,12 @@ def planned_steps(phase: Phase, examples: Iterable[int]) -> int:
 
 
 def gathered(
-    data: Examples, steps: Iterator[np.ndarray], device: str, kind: torch.dtype, tables: Sequence[LocalTable]
-) -> Iterator[Loaded]:
+    data: ExampleRows,
+    steps: Iterator[np.ndarray],
+    device: str,
+    kind: torch.dtype,
+    tables: Sequence[LocalTable],
+) -> Iterator[LoadedBatch]:
     """Yield mini-batches, gathered several at a time: it is the calls that cost, not the rows."""
     ragged = {name: column for name, column in data.columns.items() if isinstance(column, Ragged)}
     at_once = 0
@@ -141,10 +145,10 @@ def gathered(
         longest = {n: np.maximum.reduceat(c.lengths(rows), starts).clip(1) for n, c in ragged.items()}
         for k in range(len(chosen)):
             mine = {n: each[k] for n, each in columns.items()}
-            yield Loaded(mine, {n: int(each[k]) for n, each in longest.items()})
+            yield LoadedBatch(mine, {n: int(each[k]) for n, each in longest.items()})
 
 
-def usable(data: Examples, rows: np.ndarray, phase: Phase, draws: Stream) -> np.ndarray:
+def usable(data: ExampleRows, rows: np.ndarray, phase: Phase, draws: Stream) -> np.ndarray:
     """Return the rows that a phase may use and whose half it asks for."""
     rows = allowed(data, rows, phase.examples)
     if phase.examples not in ("support", "query"):
@@ -167,7 +171,7 @@ def batch_bytes(columns: Mapping[str, Column], rows: np.ndarray) -> int:
 
 
 def load_batch(
-    data: Examples, rows: np.ndarray, device: str, kind: torch.dtype, tables: Sequence[LocalTable] = ()
+    data: ExampleRows, rows: np.ndarray, device: str, kind: torch.dtype, tables: Sequence[LocalTable] = ()
 ) -> Batch:
     """Return the examples' columns on the device; floats take the model's type, ids of local tables their positions.
 

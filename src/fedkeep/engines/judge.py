@@ -80,7 +80,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ExamplePiece:
     """Examples that are computed at once.
 
     Attributes:
@@ -93,12 +93,12 @@ class Piece:
     clients: np.ndarray | None
 
     @property
-    def single(self) -> list[Piece]:
+    def single(self) -> list[ExamplePiece]:
         """The examples of each client by itself."""
         if self.clients is None:
             return []
         rows = self.places.reshape(len(self.clients), -1)
-        return [Piece(mine, self.clients[k : k + 1]) for k, mine in enumerate(rows)]
+        return [ExamplePiece(mine, self.clients[k : k + 1]) for k, mine in enumerate(rows)]
 
 
 @dataclass
@@ -188,14 +188,14 @@ class Window:
     def _starts(self) -> np.ndarray:
         return offsets_of(counts_of(self.job.data, self.split, self.examples)[self.clients])
 
-    def _pooled(self) -> Iterator[Piece]:
+    def _pooled(self) -> Iterator[ExamplePiece]:
         every = np.arange(len(self.rows))
         for some in np.array_split(
             every, max(1, len(every) // self._at_once)
         ):  # each of less than two times that
-            yield Piece(some, None)
+            yield ExamplePiece(some, None)
 
-    def _apart(self) -> Iterator[Piece]:
+    def _apart(self) -> Iterator[ExamplePiece]:
         """Yield pieces of many clients with equally many examples, and of those with few companions alone."""
         counts = np.diff(self._starts)
         chunk, most = self._chunk, min(self._at_once, CACHED // self._example_bytes)
@@ -207,11 +207,11 @@ class Window:
                     start = int(self._starts[client])
                     for place in range(start, start + count, chunk):
                         places = np.arange(place, min(place + chunk, start + count))
-                        yield Piece(places, np.array([client]))
+                        yield ExamplePiece(places, np.array([client]))
                 continue
             for at in range(0, len(who), at_once):
                 some = who[at : at + at_once]
-                yield Piece((self._starts[some][:, None] + np.arange(count)).reshape(-1), some)
+                yield ExamplePiece((self._starts[some][:, None] + np.arange(count)).reshape(-1), some)
 
     @cached_property
     def _chunk(self) -> int:
@@ -236,12 +236,12 @@ class Window:
         """Each example's client, by position."""
         return np.repeat(np.arange(len(self.clients)), np.diff(self._starts))
 
-    def _load(self, piece: Piece) -> Params:
+    def _load(self, piece: ExamplePiece) -> Params:
         rows, owner = self.rows[piece.places], self._owner[piece.places]
         batch = load_batch(self.job.data, rows, self.job.device, self.job.net.float_type)
         return batch | {"client": torch.from_numpy(owner).to(self.job.device)}
 
-    def _used(self, way: Way, own: Params, piece: Piece, batch: Params, use: Use[T]) -> list[T]:
+    def _used(self, way: Way, own: Params, piece: ExamplePiece, batch: Params, use: Use[T]) -> list[T]:
         owner, net = self.clients[self._owner[piece.places]], self.job.net
         if piece.clients is None:
             net, params = self.nets.of(own), {**self.sent[0], **own}
@@ -270,7 +270,7 @@ class Window:
         assert isinstance(way.predict, Recalls)
         return recalled(self.job, way.predict, params, int(self.clients[place]))
 
-    def _side_by_side(self, way: Way, own: Params, piece: Piece, batch: Params) -> Any:
+    def _side_by_side(self, way: Way, own: Params, piece: ExamplePiece, batch: Params) -> Any:
         """Return the predictions of clients with equally many examples, one client's after the other's."""
         clients, net, sent = piece.clients, self.job.net, self.sent
         assert clients is not None

@@ -37,7 +37,7 @@ from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params, clone, gradients, is_state, nonfinite, to
 from fedkeep.core.seeds import Undisturbed, forked, seed_all, stream, without_draws
 from fedkeep.engines.batches import (
-    Loaded,
+    LoadedBatch,
     Stream,
     batches,
     gathered,
@@ -50,7 +50,7 @@ from fedkeep.engines.dropout import InOrder
 from fedkeep.engines.rehearsal import rehearse
 from fedkeep.engines.tables.lazy_rows import LazyRows, lazy_tables
 from fedkeep.engines.tables.local_rows import (
-    Examples,
+    ExampleRows,
     LocalTable,
     Owned,
     allowed,
@@ -176,7 +176,7 @@ def model_error(who: str, examples: int, error: Exception, more: str = "", colum
 
 
 def watched(
-    data: Examples, valid: np.ndarray | None, phase: Phase, draws: Stream, *, trains: bool
+    data: ExampleRows, valid: np.ndarray | None, phase: Phase, draws: Stream, *, trains: bool
 ) -> np.ndarray:
     """Return the validation examples that may stop a phase.
 
@@ -327,7 +327,7 @@ def hidden(lanes: Lanes) -> Hidden:
     return Hidden(frozenset(names), frozenset(phases))
 
 
-def made_of_all(phases: Sequence[Phase], split: Split, net: Net, data: Examples) -> frozenset[str]:
+def made_of_all(phases: Sequence[Phase], split: Split, net: Net, data: ExampleRows) -> frozenset[str]:
     """Return the names of the private values that opted-out examples may train or move in these phases.
 
     What a federated phase trains too is none of them: it would be refused.
@@ -409,7 +409,7 @@ EVALUATION_BATCH = 512
 
 
 @dataclass(frozen=True)
-class Watch:
+class LocalRunWatch:
     """Looks at a local run while it goes on.
 
     Attributes:
@@ -421,14 +421,14 @@ class Watch:
     look: Callable[[int, Params], None]
 
 
-class Tap(Protocol):
+class GradientTap(Protocol):
     """Looks at the gradients of every step, as ``fedkeep prove`` does."""
 
     def gradients(self, step: Pass, grads: Params, *, clipped: bool) -> Params:
         """Return what goes on in place of the gradients, by name; ``clipped``: their norm has been bounded."""
 
 
-TAP: ContextVar[Tap | None] = ContextVar("tap", default=None)
+TAP: ContextVar[GradientTap | None] = ContextVar("tap", default=None)
 
 
 @dataclass
@@ -466,7 +466,7 @@ class LocalResult:
         return widen(self.trained, self.start, self.tables)
 
 
-class Step(Protocol):
+class LaneStep(Protocol):
     """A mini-batch of some lanes."""
 
     @property
@@ -518,7 +518,7 @@ class Lanes(ABC):
         net: Net,
         split: Split,
         client: Client,
-        data: Examples,
+        data: ExampleRows,
         rows: Sequence[np.ndarray],
         valid: Sequence[np.ndarray | None],
         draws: Sequence[Stream],
@@ -534,7 +534,7 @@ class Lanes(ABC):
         self.steps = [0] * count
         self.dropped, self.stopped = [""] * count, list[list[int]]()
         self.after_step: Callable[[int], None] | None = None
-        self.watch: Watch | None = None
+        self.watch: LocalRunWatch | None = None
         self.taken, self.hidden = 0, Hidden()
         self.trained, self.reached = set[str](), set[str]()
         self.moved, self.tries = set[Group](), [Counter[Group]() for _ in range(count)]
@@ -544,7 +544,7 @@ class Lanes(ABC):
         """Begin each lane's stream of dropout's draws for a phase."""
 
     @abstractmethod
-    def mini_batches(self, number: int) -> Iterator[Step]:
+    def mini_batches(self, number: int) -> Iterator[LaneStep]:
         """Yield the mini-batches of a phase; none of lanes that are ``through``."""
 
     @abstractmethod
@@ -601,7 +601,7 @@ class Lanes(ABC):
         """Keep what the model's functions write in attributes from phases that opted-out examples may not reach."""
         return Veil(self.net.module, self.params.keys()) if looks else nullcontext()
 
-    def _show(self, watch: Watch, done: int, passes: Sequence[Pass]) -> None:
+    def _show(self, watch: LocalRunWatch, done: int, passes: Sequence[Pass]) -> None:
         shown = dict(self.lane(0))
         for each in passes:
             each.catch_up()
@@ -711,7 +711,7 @@ class Pass(ABC):
         """Nothing is held."""
 
     @abstractmethod
-    def gradients(self, step: Step) -> Params:
+    def gradients(self, step: LaneStep) -> Params:
         """Return the gradients of the loss by name, and add the loss to ``totals``."""
 
     @abstractmethod
@@ -723,7 +723,7 @@ class Pass(ABC):
         """Return gradients whose joint L2 norm is at most ``bound`` in each lane."""
 
     @abstractmethod
-    def move(self, step: Step, grads: Params) -> None:
+    def move(self, step: LaneStep, grads: Params) -> None:
         """Take the optimiser's step."""
 
     @abstractmethod
@@ -734,7 +734,7 @@ class Pass(ABC):
         """Bring every row of the tables to the present."""
         return
 
-    def take(self, step: Step) -> None:
+    def take(self, step: LaneStep) -> None:
         """Take the optimiser steps of one mini-batch of some lanes."""
         tap = TAP.get()
         for _ in range(self.repeats):
@@ -832,7 +832,7 @@ def local_run(
     client: Client,
     params: Mapping[str, Tensor],
     received: Params,
-    data: Examples,
+    data: ExampleRows,
     rows: np.ndarray,
     draws: Stream,
     *,
@@ -841,7 +841,7 @@ def local_run(
     progress: float = 0.0,
     states: Sequence[OptimizerState] | None = None,
     after_step: Callable[[int], None] | None = None,
-    watch: Watch | None = None,
+    watch: LocalRunWatch | None = None,
     falls: bool = False,
 ) -> LocalResult:
     """Train on a client's own examples, phase after phase.
@@ -929,7 +929,7 @@ class LanePass(Pass):
     def __exit__(self, *error: object) -> None:
         self.all_steps.__exit__(None, None, None)
 
-    def gradients(self, step: Step) -> Params:
+    def gradients(self, step: LaneStep) -> Params:
         """Return the gradients of the loss on a mini-batch, of tables those of the rows that it looks up."""
         with self.one_step:
             batch = step.batch()
@@ -976,7 +976,7 @@ class LanePass(Pass):
         clip_(grads, bound)
         return grads
 
-    def move(self, step: Step, grads: Params) -> None:
+    def move(self, step: LaneStep, grads: Params) -> None:
         """Take the optimiser's step."""
         if self.lazy is not None:
             self.lazy.update(self.rows, {n: grads.pop(n) for n in self.lazy.trained if n in grads})
@@ -1037,7 +1037,7 @@ class Lane(Lanes):
         seed_all(seed, self.device)
         self.undisturbed.seeded()
 
-    def mini_batches(self, number: int) -> Iterator[Loaded]:
+    def mini_batches(self, number: int) -> Iterator[LoadedBatch]:
         """Yield the mini-batches of a phase, gathered several at a time."""
         pooled = self.client.pools == "clients" and isinstance(self.data, Owned)
         owners = self.data.owners if pooled and isinstance(self.data, Owned) else None

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.buffers import Place
+from fedkeep.core.buffers import TensorPlace
 from fedkeep.core.declared import declared
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.modes import EagerMode
@@ -32,7 +32,7 @@ from fedkeep.core.seeds import forked, without_draws
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines.batches import load_batch
 from fedkeep.engines.first_values import first_default, first_kept
-from fedkeep.engines.tables.local_rows import Examples
+from fedkeep.engines.tables.local_rows import ExampleRows
 from fedkeep.methods import Method
 from fedkeep.methods.declared import sent_to
 from fedkeep.methods.features import Known
@@ -359,7 +359,7 @@ def _steps_apart(net: Net, params: Params, batch: Batch) -> bool:
     return any(map(_apart, tensors_in(net(clone(params), batch)), tensors_in(steps)))
 
 
-def rehearse(net: Net, params: Params, data: Examples, rows: np.ndarray, device: str) -> None:
+def rehearse(net: Net, params: Params, data: ExampleRows, rows: np.ndarray, device: str) -> None:
     """Add to ``net.written`` the parameters that ``forward`` writes into, e.g. to bound a norm: found once.
 
     In training they are a client's own copies, and a constraint holds there; judging and hooks compute with what all
@@ -387,7 +387,9 @@ def rehearse(net: Net, params: Params, data: Examples, rows: np.ndarray, device:
             net.trains_into |= written
         found |= written
     for prefix, layer in net.module.named_modules():
-        own = [Place(f"{prefix}.{leaf}".lstrip("."), layer._parameters, leaf) for leaf in layer._parameters]
+        own = [
+            TensorPlace(f"{prefix}.{leaf}".lstrip("."), layer._parameters, leaf) for leaf in layer._parameters
+        ]
         net.written.update({place.name: place for place in own if place.name in found})
 
 

@@ -40,7 +40,7 @@ AT_ONCE = 10
 
 
 @dataclass(frozen=True)
-class Trait:
+class UserTrait:
     """What a user is known by: the most-used label, or the rate of positive labels.
 
     Attributes:
@@ -54,7 +54,7 @@ class Trait:
     values: list[Any]
 
 
-def user_trait(data: FederatedData) -> Trait:
+def user_trait(data: FederatedData) -> UserTrait:
     """Return each client's trait, as ``Kind.trait`` of the task makes it of training labels.
 
     Of several tasks it is the first's; examples without its label do not count.
@@ -69,7 +69,7 @@ def user_trait(data: FederatedData) -> Trait:
             values.append(float("nan") if found is None else found)
         else:
             values.append(None if found is None else names[int(found)] if names else str(found))
-    return Trait(known.name, "continuous" if known.continuous else "categorical", values)
+    return UserTrait(known.name, "continuous" if known.continuous else "categorical", values)
 
 
 def user_vectors(run: Run, clients: Iterable[str | int]) -> np.ndarray:
@@ -144,7 +144,7 @@ def embedding_map(runs: Mapping[str, Run], *, perplexity: float = 30.0, seed: in
     }
 
 
-def _shown(trait: Trait, clients: SomeIds) -> SomeIds:
+def _shown(trait: UserTrait, clients: SomeIds) -> SomeIds:
     values = [trait.values[c] for c in clients.positions]
     if trait.kind == "continuous":
         shown = np.isfinite(np.array(values, float))

@@ -18,7 +18,7 @@ from fedkeep.core.net import on_cpu
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.engines.rehearsal import fit
 from fedkeep.experiments.attack_measures import MEASURES, Row, within
-from fedkeep.experiments.attack_scenes import View, divided, plain_method, views
+from fedkeep.experiments.attack_scenes import AttackView, divided, plain_method, views
 from fedkeep.experiments.build import build_data, build_method, build_model, settled
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.run import Run
@@ -42,7 +42,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AttackRequest:
     """What is attacked, and how hard.
 
     Attributes:
@@ -78,7 +78,7 @@ class Attacked:
 
 def attack(
     config: Config,
-    asked: Asked = Asked(),
+    asked: AttackRequest = AttackRequest(),
     *,
     run: Run | None = None,
     folder: Path | None = None,
@@ -180,7 +180,7 @@ def _known(value: float) -> float | None:
 
 
 def shadowed(
-    view: View, asked: Asked, trained: Callable[..., Run], people: np.ndarray, label: str
+    view: AttackView, asked: AttackRequest, trained: Callable[..., Run], people: np.ndarray, label: str
 ) -> Iterator[Row]:
     """Train models under a protection, each on a random half of every client's examples, and attack each of them.
 

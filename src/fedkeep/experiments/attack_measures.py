@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedkeep import attacks as a
 from fedkeep.attacks import Sighting
 from fedkeep.core.seeds import numpy_generator
-from fedkeep.experiments.attack_scenes import Scene, View
+from fedkeep.experiments.attack_scenes import AttackScene, AttackView
 from fedkeep.experiments.config import Config
 from fedkeep.metrics.scores import auc
 from fedkeep.metrics.worth.intervals import Interval, jackknife
@@ -68,7 +68,7 @@ def within(found: Interval, least: float = 0.0) -> Interval:
     return Interval(found.mean, max(found.low, least), min(found.high, 1.0))
 
 
-def who(view: View, config: Config) -> Iterator[Row]:
+def who(view: AttackView, config: Config) -> Iterator[Row]:
     """Link two rounds: name the sender, by all and by the private part alone; say who is in a sum."""
     people = view.scene.clients
     known = view.first if view.bare else view.scene.bare("").first
@@ -102,19 +102,19 @@ def who(view: View, config: Config) -> Iterator[Row]:
     yield "in it or not (AUC)", within(jackknife(auc(score, truth), without)), 0.5, note
 
 
-def without_classes(scene: Scene) -> str:
+def without_classes(scene: AttackScene) -> str:
     """Return why no client holds a class more than others, or an empty text."""
     kind = tasks_in(scene.data.meta)[0].kind
     return "" if kind.one_class else f"labels are {kind.unlike_classes}."
 
 
-def held(scene: Scene, config: Config) -> dict[str, int]:
+def held(scene: AttackScene, config: Config) -> dict[str, int]:
     """Return the class that each client has most training examples of."""
     labels = {c: scene.batch(c)[config.method.loss.label].numpy() for c in scene.clients}
     return {client: int(np.bincount(label).argmax()) for client, label in labels.items()}
 
 
-def label(view: View, config: Config) -> Iterable[Row]:
+def label(view: AttackView, config: Config) -> Iterable[Row]:
     """Guess the class that a client holds most, from the last layer's bias."""
     measure = "most frequent class right"
     if why := without_classes(view.scene):
@@ -130,7 +130,7 @@ def label(view: View, config: Config) -> Iterable[Row]:
     return [(measure, share([found[c] == true[c] for c in found], len(view.first)), guess, biases[-1])]
 
 
-def trait(view: View, config: Config) -> Iterable[Row]:
+def trait(view: AttackView, config: Config) -> Iterable[Row]:
     """Guess the same by a classifier over uploads."""
     measure = "most frequent class right"
     if why := without_classes(view.scene):
@@ -145,7 +145,7 @@ def trait(view: View, config: Config) -> Iterable[Row]:
     return [(measure, share(right), guess, "the other clients' classes are known")]
 
 
-def words(view: View, config: Config) -> Iterator[Row]:
+def words(view: AttackView, config: Config) -> Iterator[Row]:
     """Read words from the rows of the embedding that changed."""
     scene = view.scene
     layers = (
@@ -174,7 +174,7 @@ def words(view: View, config: Config) -> Iterator[Row]:
         yield measure, within(number), guess, note
 
 
-def image(view: View, config: Config) -> Iterable[Row]:
+def image(view: AttackView, config: Config) -> Iterable[Row]:
     """Rebuild images from one step on one image of each client."""
     scene, measure = view.scene, "PSNR, dB, one step on one image"
     column = "image"
@@ -206,7 +206,7 @@ def unit(images: Tensor) -> Tensor:
     return images.float() / 255 if images.dtype == torch.uint8 else images.float()
 
 
-def predictions(view: View, config: Config) -> Iterator[Row]:
+def predictions(view: AttackView, config: Config) -> Iterator[Row]:
     """Fit the private part to predictions."""
     scene, method = view.scene, view.scene.method
     unseen, near = "predicts as she does, on unseen inputs", "cosine with her vector"
@@ -259,7 +259,7 @@ def predictions(view: View, config: Config) -> Iterator[Row]:
         )
 
 
-def upload(view: View, config: Config) -> Iterator[Row]:
+def upload(view: AttackView, config: Config) -> Iterator[Row]:
     """Read the private vector from one upload's first linear layer."""
     scene, rounds = view.scene, (("cosine, one local step", view.step), ("cosine, a whole round", view.first))
     example = scene.batch(scene.clients[0], data=scene.one)
@@ -314,7 +314,7 @@ def _cosine(one: Tensor, two: Tensor) -> float:
     return float(nn.functional.cosine_similarity(one.double(), two.double(), dim=0))
 
 
-MEASURES: dict[str, Callable[[View, Config], Iterable[Row]]] = {
+MEASURES: dict[str, Callable[[AttackView, Config], Iterable[Row]]] = {
     "who": who,
     "label": label,
     "trait": trait,

@@ -39,7 +39,7 @@ STEP = 0.1
 
 
 @dataclass(kw_only=True)
-class View:
+class AttackView:
     """What an attacker sees under one protection.
 
     Attributes:
@@ -55,7 +55,7 @@ class View:
     """
 
     name: str
-    scene: Scene
+    scene: AttackScene
     first: list[Sighting] = field(default_factory=list)
     second: list[Sighting] = field(default_factory=list)
     step: list[Sighting] = field(default_factory=list)
@@ -67,7 +67,7 @@ class View:
     why: str = ""
 
 
-class Scene:
+class AttackScene:
     """A trained run, and what some of its clients do in two more rounds, and in one step of SGD.
 
     Args:
@@ -117,18 +117,18 @@ class Scene:
         number = data.index(client)
         return data.batch(np.asarray(data.rows(number, "train"), np.int64)[opted_in(data, number)])
 
-    def bare(self, name: str) -> View:
+    def bare(self, name: str) -> AttackView:
         """Return what the server sees where nothing hides single uploads."""
         seen = [
             one_by_one(o, self.start, self.method) for o in (self.first, self.second, self.step, self.single)
         ]
-        return View(
+        return AttackView(
             name=name, scene=self, first=seen[0], second=seen[1], step=seen[2], single=seen[3], bare=True
         )
 
     def hidden(
         self, name: str, method: Method, cohort: int, privacy: DifferentialPrivacy | None, note: str
-    ) -> View:
+    ) -> AttackView:
         """Return what is released of sums over cohorts, which a method's reduction makes."""
         made: list[list[Sighting]] = []
         rounds: Sequence[tuple[Global, Mapping[str, Observed]]] = (
@@ -147,7 +147,7 @@ class Scene:
                 cohorts += [drawn[k : k + cohort] for k in range(0, len(drawn) - cohort + 1, cohort)]
             shifted = server.but(round=server.round + 1000 * (number + 1))  # noise of its own
             made.append(summed(seen, method, shifted, start, cohorts))
-        return View(
+        return AttackView(
             name=name,
             scene=self,
             first=made[0],
@@ -168,13 +168,13 @@ def views(
     epsilons: Sequence[float],
     cohort: int,
     rounds: int,
-) -> list[View]:
+) -> list[AttackView]:
     """Return what is seen of a plain run, of a split, and of the split under differential privacy and secure sums.
 
     Clipping is at the median norm of an upload. ε is that of the whole run, of ``rounds`` rounds with cohorts drawn
     from the N clients that train, at δ = 1 / (10 N).
     """
-    one, two = (Scene(run, clients, batch) for run in (plain, split))
+    one, two = (AttackScene(run, clients, batch) for run in (plain, split))
     found = [one.bare("plain"), two.bare("split")]
     bound = float(np.median([norm(o.upload.deltas) for o in two.first.values()]))
     weights = [o.upload.weight for o in two.first.values()]
@@ -204,7 +204,7 @@ def views(
         try:
             found.append(two.hidden(name, method(), inside, asked, note))
         except FedkeepError as error:
-            found.append(View(name=name, scene=two, why=str(error)))
+            found.append(AttackView(name=name, scene=two, why=str(error)))
     for view in found:
         view.private = tuple(two.private)
     return found

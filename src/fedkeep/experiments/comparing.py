@@ -41,7 +41,7 @@ from fedkeep.experiments.config import Config, WrittenConfig
 from fedkeep.experiments.learned import still_improving, summarize
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
-from fedkeep.experiments.places import Place, State, Written, WrittenPath
+from fedkeep.experiments.places import Place, State, WrittenJob, WrittenPath
 from fedkeep.experiments.progress import Stand
 from fedkeep.experiments.run_directory import damaged_plan, in_use
 from fedkeep.experiments.sources import build_source
@@ -55,7 +55,7 @@ from fedkeep.report.across import by_group, plain_side_by_side, side_by_side, wr
 from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import check_metric, check_spread, own_side
 from fedkeep.report.runs import RunFiles, read_run, read_sealed_analyses
-from fedkeep.report.standings import RANKING, Found, find, write
+from fedkeep.report.standings import RANKING, FoundComparison, find, write
 from fedkeep.report.tables import Table
 from fedkeep.report.wording import lower_is_better
 from fedkeep.tasks import tasks_in
@@ -81,7 +81,7 @@ PLAN, TRIALS, FAULT, TRIED = "compare.json", "tuned.json", "fault.txt", "trials"
 
 
 @dataclass(frozen=True)
-class Cell(Written):
+class Cell(WrittenJob):
     """One method with one seed.
 
     Attributes:
@@ -412,7 +412,7 @@ def plans(
 
 def run(
     plan: Plan, jobs: int = 1, progress: bool | None = None, on: Place | None = None
-) -> tuple[Found, Path]:
+) -> tuple[FoundComparison, Path]:
     """Run what is missing, ``jobs`` cells at a time, and write page, tables and figures.
 
     Args:
@@ -431,7 +431,7 @@ def run(
 
 def run_all(
     plans: Sequence[Plan], jobs: int = 1, progress: bool | None = None, on: Place | None = None
-) -> tuple[dict[str, Found], Path]:
+) -> tuple[dict[str, FoundComparison], Path]:
     """Do what ``run`` does for several data sets, and write a page and a table of all in the folder that holds theirs.
 
     Returns:
@@ -452,7 +452,7 @@ def run_all(
 
 def _run(
     plans: Sequence[Plan], jobs: int, progress: bool | None, on: Place | None
-) -> list[tuple[Found, Path]]:
+) -> list[tuple[FoundComparison, Path]]:
     for plan in plans:
         plan.out.mkdir(parents=True, exist_ok=True)
         write_whole(plan.out / PLAN, (json.dumps(_about(plan), indent=1) + "\n").encode())
@@ -468,7 +468,7 @@ def _run(
     return [(each, write(each, out)) for each, out in made]
 
 
-def found(plan: Plan) -> Found:
+def found(plan: Plan) -> FoundComparison:
     """Return a comparison whose cells are finished; methods that diverged are left out, and noted.
 
     Raises:
@@ -570,7 +570,7 @@ def _check_groups(plan: Plan) -> None:
             )
 
 
-def _by_groups(plan: Plan, made: Found) -> Iterator[tuple[str, tuple[Table, list[dict[str, Any]]]]]:
+def _by_groups(plan: Plan, made: FoundComparison) -> Iterator[tuple[str, tuple[Table, list[dict[str, Any]]]]]:
     """Yield a table for each task and each way in which users are grouped."""
     for c in made.compared:
         for name, group in plan.groups.items():

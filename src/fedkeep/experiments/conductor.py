@@ -30,12 +30,12 @@ from fedkeep.methods.private import check_variances
 from fedkeep.methods.server import Roster
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.nn.accelerate import swaps_of
-from fedkeep.privacy import DifferentialPrivacy, Ledger, Terms, epsilon
+from fedkeep.privacy import BudgetLedger, BudgetTerms, DifferentialPrivacy, epsilon
 from fedkeep.privacy.ledger import FILE, marks
 from fedkeep.privacy.secure.messages import LEAST
 from fedkeep.store import PrivateStore, SqliteStore, VersionLedger
 from fedkeep.tasks import Task, kinds_of
-from fedkeep.tasks.results import Examples
+from fedkeep.tasks.results import ExampleResults
 
 NAMED = 20
 """How many of the clients that were never drawn ``run.json`` names."""
@@ -105,7 +105,7 @@ class Conductor:
         privacy: DifferentialPrivacy | None = None,
         cohort: int | None = None,
         drawn_by: int | None = None,
-        carried: Callable[[Terms], Terms] = lambda terms: terms,
+        carried: Callable[[BudgetTerms], BudgetTerms] = lambda terms: terms,
         continues: tuple[str, int] | None = None,
         config: Mapping[str, Any] = {},
         text: str | None = None,
@@ -121,7 +121,7 @@ class Conductor:
             seed if drawn_by is None else drawn_by,
             members.joined,
         )
-        self.terms: Terms | None = None
+        self.terms: BudgetTerms | None = None
         if privacy is not None:
             self.terms = carried(terms_of(privacy, self.sampler, settings.centralised))
             method = differentially_private(method, privacy, self.sampler.cohort)
@@ -143,11 +143,11 @@ class Conductor:
         self.directory: RunDirectory | None = None
         self.history: list[Record] = []
         self.best: dict[str, Any] = {}
-        self.examples: Examples | None = None
+        self.examples: ExampleResults | None = None
         self.chosen: Global | None = None
         self.marked: VersionLedger | None = None
         self.pending: Global | None = None
-        self.ledger: Ledger | None = None
+        self.ledger: BudgetLedger | None = None
         self.identity: dict[str, Any] = {
             "seed": seed,
             **settings.identity(
@@ -408,7 +408,7 @@ def initial_hashes(initial: Params, trained: frozenset[str]) -> dict[str, Any]:
     }
 
 
-def terms_of(privacy: DifferentialPrivacy, sampler: Sampler, centralised: bool = False) -> Terms:
+def terms_of(privacy: DifferentialPrivacy, sampler: Sampler, centralised: bool = False) -> BudgetTerms:
     """Return what a run's rounds cost.
 
     Raises:
@@ -428,7 +428,7 @@ def terms_of(privacy: DifferentialPrivacy, sampler: Sampler, centralised: bool =
     privacy.check_clients(sampler.count)
     if privacy.budget is not None:
         epsilon({}, privacy.delta)  # says now if the package is missing
-    return Terms(
+    return BudgetTerms(
         clients=sampler.count,
         cohort=sampler.cohort,
         release=privacy.release(sampler.rate),
@@ -439,20 +439,20 @@ def terms_of(privacy: DifferentialPrivacy, sampler: Sampler, centralised: bool =
     )
 
 
-def ledger_of(terms: Terms | None, directory: RunDirectory | None) -> Ledger | None:
+def ledger_of(terms: BudgetTerms | None, directory: RunDirectory | None) -> BudgetLedger | None:
     """Return the ledger of a run, to go on with or begun; None without differential privacy.
 
     Raises:
         RunError: the ledger of a run that goes on is missing or damaged, or lacks a charge.
     """
     if terms is None or directory is None:
-        return None if terms is None else Ledger(terms)
+        return None if terms is None else BudgetLedger(terms)
     known = marks(directory.read_info(), directory.extra)
     if directory.round and not known:
         raise RunError(
             "{file} knows of no ledger. Restore the run from a copy.", file=directory.folder / "commit.json"
         )
-    ledger = Ledger.open(directory.folder / FILE, directory.id, terms, known)
+    ledger = BudgetLedger.open(directory.folder / FILE, directory.id, terms, known)
     ledger.bind = directory.charged
     return ledger
 

@@ -32,7 +32,7 @@ from fedkeep.experiments.conductor import checkpoint
 from fedkeep.experiments.environment import code_of
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Global
-from fedkeep.privacy import Ledger, Release, Terms
+from fedkeep.privacy import BudgetLedger, BudgetTerms, Release
 from fedkeep.privacy.ledger import FILE as LEDGER
 from fedkeep.privacy.ledger import marks
 from fedkeep.report.wording import count
@@ -65,7 +65,7 @@ class Ancestor:
     round: int
     charged: Sequence[Sequence[float]] | None = None
 
-    def carried(self, terms: Terms) -> Terms:
+    def carried(self, terms: BudgetTerms) -> BudgetTerms:
         """Return what the new run's rounds cost, after those that were charged before.
 
         Raises:
@@ -353,7 +353,7 @@ def charged_of(directory: RunDirectory) -> list[list[float]] | None:
     known = marks(directory.read_info(), directory.extra)
     if not known:
         return None
-    ledger = Ledger.read(directory.folder / LEDGER, directory.id, known)
+    ledger = BudgetLedger.read(directory.folder / LEDGER, directory.id, known)
     if ledger.terms.repeatable:
         return None
     return [[kind.rate, kind.noise, count] for kind, count in ledger.charged.items()]

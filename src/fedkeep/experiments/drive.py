@@ -38,7 +38,7 @@ from fedkeep.experiments.run_directory import failure_noted
 from fedkeep.experiments.trackers import Tell, tracked
 from fedkeep.methods import Global, Method
 from fedkeep.tasks import KINDS, Task
-from fedkeep.tasks.results import Examples, Model, Roster, before_task
+from fedkeep.tasks.results import ExampleResults, JudgedClients, Model, before_task
 
 SHARED, ADAPTED = "test/shared", "test/adapted"
 
@@ -270,7 +270,7 @@ class Drive:
 
     def _kept(
         self, server: Global, test: Sequence[Judged], valid: Sequence[Judged], models: Sequence[Model]
-    ) -> Examples | None:
+    ) -> ExampleResults | None:
         """Return the results of examples; the references are judged on ``valid`` here, where the round is the best."""
         members, metrics = self.conductor.members, self.conductor.settings.metrics
         if not all(one.examples for one in test):
@@ -304,10 +304,10 @@ def examples_of(
     round: int,
     test: Sequence[Judged],
     valid: Sequence[Judged] = (),
-    roster: Roster | None = None,
+    roster: JudgedClients | None = None,
     *,
     classes: bool = False,
-) -> Examples | None:
+) -> ExampleResults | None:
     """Return what was judged, as it is kept; None where the device's policy lets no example's result leave.
 
     Args:
@@ -321,7 +321,7 @@ def examples_of(
         return None
     kinds = {one.task.name: one.task.kind for one in test}
     found = columns_of(valid, classes) or {}
-    return Examples(round=round, tensors=kept, kinds=kinds, valid=found, roster=roster)
+    return ExampleResults(round=round, tensors=kept, kinds=kinds, valid=found, roster=roster)
 
 
 def columns_of(judged: Sequence[Judged], classes: bool = False) -> Params | None:
@@ -364,7 +364,7 @@ def places_of(rows: np.ndarray) -> np.ndarray:
     return (np.arange(len(rows)) - starts).astype(np.int32)
 
 
-def roster_of(clients: np.ndarray, ids: Sequence[str], trained: np.ndarray) -> Roster:
+def roster_of(clients: np.ndarray, ids: Sequence[str], trained: np.ndarray) -> JudgedClients:
     """Return clients by index, with their ids and numbers of training examples.
 
     Args:
@@ -373,4 +373,6 @@ def roster_of(clients: np.ndarray, ids: Sequence[str], trained: np.ndarray) -> R
         trained: (all clients,).
     """
     chosen = np.sort(clients.astype(np.int32))
-    return Roster(chosen, trained[chosen].astype(np.int64), tuple(str(ids[c]) for c in chosen.tolist()))
+    return JudgedClients(
+        chosen, trained[chosen].astype(np.int64), tuple(str(ids[c]) for c in chosen.tolist())
+    )

@@ -18,7 +18,7 @@ ENOUGH = 0.2
 
 
 @dataclass
-class _Running:
+class _RunningJob:
     kind: str
     since: float
     share: float = 0.0
@@ -38,7 +38,7 @@ class Forecast:
     kinds: Iterable[str]
     workers: int = 1
     clock: Callable[[], float] = time.monotonic
-    running: dict[str, _Running] = field(default_factory=dict, init=False)
+    running: dict[str, _RunningJob] = field(default_factory=dict, init=False)
     took: dict[str, list[float]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class Forecast:
     def begun(self, name: str, kind: str) -> None:
         """Take note that a job begins, at once or after others of its kind."""
         self.waiting.remove(kind)
-        self.running[name] = _Running(kind, self.clock())
+        self.running[name] = _RunningJob(kind, self.clock())
 
     def came(self, name: str, share: float, part: str = "") -> None:
         """Take note of how much of a running job's first part is done, from 0 to 1; how long others take is not known."""

@@ -34,7 +34,7 @@ CUT = 0.05
 
 
 @dataclass(frozen=True)
-class Summary:
+class BestEpoch:
     """A run's metrics at its best epoch.
 
     Attributes:
@@ -55,7 +55,7 @@ class Summary:
         return self.test.get(self.metric, math.nan)
 
 
-def summarize(records: Iterable[Record], metric: str, lower_is_better: bool = False) -> Summary | None:
+def summarize(records: Iterable[Record], metric: str, lower_is_better: bool = False) -> BestEpoch | None:
     """Return the metrics at the round whose ``valid`` is best, the earliest of equals; None if nothing was judged.
 
     Args:
@@ -73,7 +73,7 @@ def summarize(records: Iterable[Record], metric: str, lower_is_better: bool = Fa
     for r in judged:
         if r.round == best.round:
             found[r.split][r.metric] = r.value
-    return Summary(metric, best.round, best.epoch, found["valid"], found["test"])
+    return BestEpoch(metric, best.round, best.epoch, found["valid"], found["test"])
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _reached(run: Run, task: Task, rows: np.ndarray, together: bool) -> float:
     return float(task.kind.right(found["score"], label).mean())
 
 
-def remarks(run: Run, best: Summary | None = None) -> list[str]:
+def remarks(run: Run, best: BestEpoch | None = None) -> list[str]:
     """Return what one should know of a run before one believes its numbers: a sentence each, with what to do.
 
     Args:
@@ -158,7 +158,7 @@ def _rose(history: Sequence[Record]) -> str:
     )
 
 
-def _no_better(run: Run, task: Task, best: Summary) -> str:
+def _no_better(run: Run, task: Task, best: BestEpoch) -> str:
     simple = simplest(run)
     if simple is None or simple.metric not in best.test:
         return ""
@@ -220,13 +220,13 @@ def cut_inputs(data: FederatedData) -> str:
     )
 
 
-def still_improving(history: Sequence[Record], best: Summary) -> bool:
+def still_improving(history: Sequence[Record], best: BestEpoch) -> bool:
     """Tell whether the last evaluation on ``valid`` was the best of several."""
     rounds = {r.round for r in history if r.split == "valid" and r.client is None}
     return bool(best.valid) and len(rounds) >= JUDGED and best.round == max(rounds)
 
 
-def _improving(history: Sequence[Record], best: Summary) -> str:
+def _improving(history: Sequence[Record], best: BestEpoch) -> str:
     if not still_improving(history, best):
         return ""
     return f"Still improving at the last round. Train longer: run.epochs = {math.ceil(2 * best.epoch)}, or more rounds."

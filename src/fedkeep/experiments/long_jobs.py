@@ -184,8 +184,8 @@ def _board(
     progress: bool | None,
     kind: Callable[[Job], str],
     later: Iterable[str],
-) -> _Lines:
-    shows = _Bars if (sys.stderr.isatty() if progress is None else progress) else _Lines
+) -> _JobLines:
+    shows = _JobBars if (sys.stderr.isatty() if progress is None else progress) else _JobLines
     kinds = {job.name: kind(job) for job in jobs}
     return shows(len(jobs), Forecast([*kinds.values(), *later], workers), kinds)
 
@@ -204,12 +204,12 @@ def _work(job: LongJob) -> None:
     job(alone=False, progress=None)
 
 
-def _listen(queue: SimpleQueue[Any], board: _Lines) -> None:
+def _listen(queue: SimpleQueue[Any], board: _JobLines) -> None:
     while (message := queue.get()) is not None:
         board.told(*message)
 
 
-class _Lines:
+class _JobLines:
     """Shows how far jobs have come, in lines of text; safe to call from several threads."""
 
     def __init__(self, count: int, forecast: Forecast, kinds: Mapping[str, str]) -> None:
@@ -284,7 +284,7 @@ class _Lines:
         """Stop showing; lines stay as they are."""
 
 
-class _Bars(_Lines):
+class _JobBars(_JobLines):
     """A bar for every running job and one for all."""
 
     def __init__(self, count: int, forecast: Forecast, kinds: Mapping[str, str]) -> None:

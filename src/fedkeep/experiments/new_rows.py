@@ -14,7 +14,7 @@ from fedkeep.data.preparation.features import FeatureCode
 from fedkeep.data.preparation.numbers import PlainCode
 from fedkeep.data.preparation.series import SeriesCode
 from fedkeep.data.preparation.texts import TextCode
-from fedkeep.data.readers.cells import TEXT, Table
+from fedkeep.data.readers.cells import TEXT, RawTable
 from fedkeep.data.readers.kinds import SERIES
 from fedkeep.data.readers.load import frame_table
 from fedkeep.data.readers.series import series_of
@@ -79,7 +79,7 @@ def read_by(
     return found
 
 
-def examples_in(table: Table, encoding: Encoding, wanted: Mapping[str, Sequence[str]]) -> FederatedData:
+def examples_in(table: RawTable, encoding: Encoding, wanted: Mapping[str, Sequence[str]]) -> FederatedData:
     """Return a table's rows in numbers, by what ``read_by`` says.
 
     Raises:
@@ -88,7 +88,7 @@ def examples_in(table: Table, encoding: Encoding, wanted: Mapping[str, Sequence[
     return encoding.examples({n: _values(table, encoding, n, own) for n, own in wanted.items()}, table.where)
 
 
-def _values(table: Table, encoding: Encoding, name: str, own: Sequence[str]) -> Any:
+def _values(table: RawTable, encoding: Encoding, name: str, own: Sequence[str]) -> Any:
     code = encoding.columns[name]
     if isinstance(code, TextCode):
         return table.each(own[0], TEXT)

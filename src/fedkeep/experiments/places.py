@@ -80,7 +80,7 @@ WrittenPath = Annotated[Path, PlainSerializer(lambda path: str(path.absolute()))
 """A path in a job that is written down: another process has another folder of its own."""
 
 
-class Written:
+class WrittenJob:
     """A long job that another process can read again, see ``compute``: a dataclass of plain values."""
 
     def to_plain(self) -> Any:
@@ -274,7 +274,7 @@ class Futures:
             self._sent[future] = self._waiting.pop(0).name
 
     def _submitted(self, job: LongJob) -> Future[None]:
-        if not isinstance(job, Written):
+        if not isinstance(job, WrittenJob):
             return self._executor.submit(_compute, job)
         return self._executor.submit(_compute_written, job.name, os.getcwd(), _written(job))
 
@@ -427,7 +427,7 @@ TIME_OVER = "DUE TO TIME LIMIT"
 
 
 @dataclass
-class _Sent:
+class _SlurmJob:
     """A job of Slurm's.
 
     Attributes:
@@ -467,11 +467,11 @@ class Slurm:
                 missing=missing[0],
             )
         self.folder, self.options, self.most = folder, options, most
-        self._sent: dict[str, _Sent] = {}
+        self._sent: dict[str, _SlurmJob] = {}
         self._told, self._numbers = set[str](), set[str]()
         if self._book.exists():
             known: dict[str, str] = json.loads(self._book.read_text(encoding="utf-8"))
-            self._sent = {name: _Sent(id) for name, id in known.items()}
+            self._sent = {name: _SlurmJob(id) for name, id in known.items()}
 
     def send(self, jobs: Sequence[LongJob]) -> None:
         """Submit jobs, but for those that an earlier call sent and that still run.
@@ -493,7 +493,7 @@ class Slurm:
         for start in range(0, len(new), LARGEST):
             some = new[start : start + LARGEST]
             number = self._submitted(some)
-            self._sent |= {name: _Sent(f"{number}_{place}") for place, name in enumerate(some)}
+            self._sent |= {name: _SlurmJob(f"{number}_{place}") for place, name in enumerate(some)}
         self._note()
 
     def ended(self) -> list[tuple[str, FedkeepError | None]]:
@@ -598,7 +598,7 @@ class Slurm:
                 one.gone, one.state = math.inf, "running" if found[one.id] in ACTIVE else "waiting"
                 one.why = why[one.id]
 
-    def _error(self, name: str, one: _Sent) -> FedkeepError | None:
+    def _error(self, name: str, one: _SlurmJob) -> FedkeepError | None:
         path, log = self.folder / f"{name}.ended", self.folder / f"{one.id}.out"
         if path.exists() and _status(path) == 0:
             return None
@@ -656,7 +656,7 @@ def _job(file: str) -> str:
 
 
 def _written(job: LongJob) -> bytes:
-    if not isinstance(job, Written):
+    if not isinstance(job, WrittenJob):
         raise ConfigError(
             "--on slurm: {name} cannot be written down for another machine. Take ray, or an executor.",
             name=job.name,

@@ -13,7 +13,7 @@ from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
 from fedkeep.core.grouping import by_key
 from fedkeep.data.ids import as_id
 from fedkeep.data.preparation.labels import LabelCode, one_form
-from fedkeep.data.readers.cells import DECIMAL_CLASS, ID, Table
+from fedkeep.data.readers.cells import DECIMAL_CLASS, ID, RawTable
 from fedkeep.data.readers.kinds import field_of, lacking
 from fedkeep.data.readers.load import load_table
 from fedkeep.data.readers.tables import names_in
@@ -140,7 +140,7 @@ def scored(exported: Exported, file: Path, found: Sequence[Predicted]) -> list[S
 
 
 def _scored(
-    exported: Exported, table: Table, column: str, task: Task, values: Sequence[Any], output: int | None
+    exported: Exported, table: RawTable, column: str, task: Task, values: Sequence[Any], output: int | None
 ) -> Scored | None:
     """Return how values compare with a column of labels, of several outputs that of this number; None where it is empty."""
     there = np.flatnonzero(~lacking(table, column))
@@ -163,14 +163,14 @@ def _form(label: str, whole: bool) -> str:
     return str(int(label)) if whole and label.isdigit() else one_form(label)
 
 
-def _owners(table: Table, column: str, rows: int, client: str | None) -> list[str | None]:
+def _owners(table: RawTable, column: str, rows: int, client: str | None) -> list[str | None]:
     """Return whose model each row asks for; None: nobody's."""
     if client is not None:
         return [as_id(client)] * rows
     return [*table.each(column, ID)] if column in table.columns else [None] * rows
 
 
-def _check_known(table: Table, owners: Sequence[str | None], exported: Exported) -> None:
+def _check_known(table: RawTable, owners: Sequence[str | None], exported: Exported) -> None:
     """Raise RunError where a row's user has no model."""
     known = exported.clients
     unknown = {owner: row for row, owner in reversed([*enumerate(owners)]) if owner not in known}

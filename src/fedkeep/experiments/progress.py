@@ -41,7 +41,7 @@ class Stand:
     total: int
 
 
-class Told(Silent):
+class ProgressTold(Silent):
     """Tells another process how far a run has come, at most twice a second.
 
     Args:
@@ -68,7 +68,7 @@ def tell_elsewhere(tell: Callable[[Stand], None]) -> None:
     _ELSEWHERE[:] = [tell]
 
 
-class Bar(Silent):
+class ProgressBar(Silent):
     """A bar on standard error.
 
     Args:
@@ -118,6 +118,6 @@ def make_progress(show: bool | None, title: str, total: int, done: float = 0) ->
     A process that computes for another tells that one instead.
     """
     if _ELSEWHERE and show is not False:
-        return Told(_ELSEWHERE[0], Stand(title, done, total))
+        return ProgressTold(_ELSEWHERE[0], Stand(title, done, total))
     wanted = sys.stderr.isatty() if show is None else show
-    return Bar(title, total, done) if wanted else Silent()
+    return ProgressBar(title, total, done) if wanted else Silent()

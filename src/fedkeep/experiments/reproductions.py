@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, InstanceOf
 
 from fedkeep.core.errors import ConfigError, FedkeepError, instead_of
-from fedkeep.experiments.places import LongJob, Place, State, Written, WrittenPath
+from fedkeep.experiments.places import LongJob, Place, State, WrittenJob, WrittenPath
 from fedkeep.experiments.plugins import INSTALL_PAPERS, Offered
 
 GROUP = "fedkeep.reproductions"
@@ -137,7 +137,7 @@ def reproduce(name: str, request: Request) -> Path:
 
 
 @dataclass(frozen=True)
-class Piece(Written):
+class Piece(WrittenJob):
     """A run of a reproduction, as another process finds it: it plans the same again, and computes this run alone.
 
     Attributes:

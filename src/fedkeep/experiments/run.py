@@ -51,7 +51,7 @@ from fedkeep.methods.base import Recalls, forward
 from fedkeep.nn.adapters import save_adapter
 from fedkeep.store import Default, MemoryStore, PrivateStore
 from fedkeep.tasks import tasks_in
-from fedkeep.tasks.results import Examples, Model
+from fedkeep.tasks.results import ExampleResults, Model
 from fedkeep.version import __version__
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Run:
     device: str = "cpu"
     engine_reason: str = ""
     state: State = field(default_factory=dict)
-    examples: Examples | None = None
+    examples: ExampleResults | None = None
     base: Global = field(default_factory=lambda: Global(params={}))
     metrics: tuple[str, ...] = ()
     published: Mapping[str, Sent] | None = None

@@ -54,7 +54,7 @@ from fedkeep.core.run_files import GROWING, Commit, Moment, numerics_of, read_co
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.privacy.ledger import FILE as LEDGER
 from fedkeep.store import Default, SqliteStore, VersionLedger
-from fedkeep.tasks.results import Examples, read_examples
+from fedkeep.tasks.results import ExampleResults, read_examples
 from fedkeep.version import NUMERICS
 
 LEFTOVER = re.compile(r"(\w+\.jsonl?|config\.toml|store\.db|[\w-]+\.safetensors)(\.[0-9a-f]{16})?\.part")
@@ -215,7 +215,7 @@ class RunDirectory:
         """Return the committed records."""
         return list(read_records(self.folder / "records.jsonl", self.last.records))
 
-    def examples(self) -> Examples | None:
+    def examples(self) -> ExampleResults | None:
         """Return the committed results of examples; None where there are none.
 
         Raises:
@@ -300,7 +300,7 @@ class RunDirectory:
         records: Sequence[Record],
         timings: Sequence[Record],
         extra: Mapping[str, Any],
-        examples: Examples | None = None,
+        examples: ExampleResults | None = None,
         best: int = 0,
     ) -> None:
         """Make a finished round durable: all of it, or none.
@@ -356,7 +356,7 @@ class RunDirectory:
         for old in files_of(before) - files_of(last):
             (self.folder / old).unlink(missing_ok=True)
 
-    def _examples(self, examples: Examples | None) -> tuple[str, str]:
+    def _examples(self, examples: ExampleResults | None) -> tuple[str, str]:
         """Write results of examples that are new; return the file's name and hash."""
         name = "" if examples is None else f"examples-{examples.round}.safetensors"
         if examples is None or name == self.last.examples:

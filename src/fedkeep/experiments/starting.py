@@ -15,7 +15,7 @@ import numpy as np
 
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data.alike import ID
-from fedkeep.data.readers.cells import ALIASES, Table
+from fedkeep.data.readers.cells import ALIASES, RawTable
 from fedkeep.data.readers.image_folder import ENDINGS
 from fedkeep.data.readers.kinds import SERIES, Field, field_of, lacking
 from fedkeep.data.readers.load import load_table
@@ -61,7 +61,7 @@ FEW = 20
 
 
 @dataclass
-class Start:
+class TableFound:
     """What was found in a table.
 
     Attributes:
@@ -98,7 +98,7 @@ class Start:
     repeated: int = 0
 
 
-def start_of(path: Path, client: str | None = None, label: str | None = None) -> Start:
+def start_of(path: Path, client: str | None = None, label: str | None = None) -> TableFound:
     """Look at a table, and propose what its columns are.
 
     Args:
@@ -134,7 +134,7 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
     plain = [name for name in others if name not in series] or others
     label = label or _proposed(table, path, plain, different)
     decimal = table.decimal
-    found = Start(path, client, label, usual_kind(whole=True).name, rows, different[client], decimal)
+    found = TableFound(path, client, label, usual_kind(whole=True).name, rows, different[client], decimal)
     _label(found, table)
     codes = pyarrow.table({name: cells.different()[1] for name, cells in table.columns.items()})
     found.repeated = rows - codes.group_by(codes.column_names).aggregate([]).num_rows
@@ -204,7 +204,7 @@ def start_of(path: Path, client: str | None = None, label: str | None = None) ->
     return found
 
 
-def _one_a_client(folder: Path) -> Table:
+def _one_a_client(folder: Path) -> RawTable:
     """Return the tables of a folder as one, in which a file's name is the client where no column says it."""
     files = files_of(folder)
     names = [name for name in load_table(files[0], None).columns if name not in ("user", "split")]
@@ -324,7 +324,7 @@ def _usual_lines(epochs: Sequence[str], method: str = "fedper", clients: int = 0
     ]
 
 
-def _different(table: Table, name: str) -> int:
+def _different(table: RawTable, name: str) -> int:
     values = table.columns[name].values
     if isinstance(values, list):
         return len(set(map(str, values)))
@@ -350,7 +350,7 @@ def _client(path: Path, names: Sequence[str], different: dict[str, int], rows: i
     )
 
 
-def _proposed(table: Table, path: Path, others: Sequence[str], different: Mapping[str, int]) -> str:
+def _proposed(table: RawTable, path: Path, others: Sequence[str], different: Mapping[str, int]) -> str:
     """Return the column whose name is a label's, or the last one, where it can be one.
 
     Raises:
@@ -377,7 +377,7 @@ def _proposed(table: Table, path: Path, others: Sequence[str], different: Mappin
     )
 
 
-def _label(found: Start, table: Table) -> None:
+def _label(found: TableFound, table: RawTable) -> None:
     values = table.columns[found.label]
     cells, number = values.different()
     numbers: Any = None
@@ -412,12 +412,12 @@ def _of_classes(different: int) -> str:
     return usual_kind(whole=True, classes=different if different > 1 else None).name
 
 
-def _holds_series(table: Table, name: str) -> bool:
+def _holds_series(table: RawTable, name: str) -> bool:
     few = table.columns[name].values[:1000]
     return is_series(table, name) or seems_series(few if isinstance(few, list) else few.to_pylist())
 
 
-def _holds_texts(table: Table, name: str, pattern: str = PHRASE) -> bool:
+def _holds_texts(table: RawTable, name: str, pattern: str = PHRASE) -> bool:
     values = table.columns[name].values
     if isinstance(values, list):
         return pattern == PHRASE and all(value is None or isinstance(value, str) for value in values)
@@ -430,7 +430,7 @@ def _holds_texts(table: Table, name: str, pattern: str = PHRASE) -> bool:
     return bool(share is not None and share > 0.5)
 
 
-def toml_of(found: Start) -> str:
+def toml_of(found: TableFound) -> str:
     """Return the configuration, with comments in plain words."""
     q = partial(json.dumps, ensure_ascii=False)
     lines = [

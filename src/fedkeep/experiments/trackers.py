@@ -325,7 +325,7 @@ def tracked(
         facts = replace(
             facts, run=directory.id, folder=directory.folder, round=directory.round, history=tuple(history)
         )
-    telling = _Telling(trackers, facts, directory)
+    telling = _TrackerLines(trackers, facts, directory)
     how: End = "failed"
     try:
         yield telling
@@ -339,7 +339,7 @@ def tracked(
         telling.finish(how)
 
 
-class _Telling:
+class _TrackerLines:
     """Trackers on their way, and how many lines of ``records.jsonl`` and ``timings.jsonl`` each was told."""
 
     def __init__(self, trackers: Mapping[str, Tracker], facts: Facts, directory: RunDirectory | None) -> None:

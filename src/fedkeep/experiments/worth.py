@@ -33,7 +33,7 @@ from fedkeep.report.runs import RunFiles, read_run
 from fedkeep.report.worth import Comparison, comparisons, limits, recognised, sentences, subjects, tenths
 from fedkeep.tasks import Baseline, Task, tasks_in
 from fedkeep.tasks.kind import COUNTING
-from fedkeep.tasks.results import Examples, before_task
+from fedkeep.tasks.results import ExampleResults, before_task
 
 
 def worth_of(
@@ -142,7 +142,7 @@ def counting_side(side: Side, folder: Path | None = None) -> Side:
     return Side(names.pop() if len(names) == 1 else COUNTING, tuple(runs), "own", "counting")
 
 
-def counted(data: FederatedData, examples: Examples) -> Examples:
+def counted(data: FederatedData, examples: ExampleResults) -> ExampleResults:
     """Return what counting makes of the same test and validation examples, as the model ``own``."""
     test, valid = Params(), Params()
     for task in tasks_in(data.meta):
@@ -163,7 +163,7 @@ def counted(data: FederatedData, examples: Examples) -> Examples:
     return replace(examples, tensors=test, valid=valid)
 
 
-def _best_decay(data: FederatedData, task: Task, examples: Examples) -> float:
+def _best_decay(data: FederatedData, task: Task, examples: ExampleResults) -> float:
     rows = examples.valid.get(f"{before_task(task.name)}row")
     if "time" not in data.columns or rows is None:
         return 1.0

@@ -20,7 +20,7 @@ from fedkeep.flower.packet_records import from_records, to_records
 from fedkeep.flower.project import NODE_CONFIG, bundled
 from fedkeep.remote import Packet
 from fedkeep.remote.agreement import RefusalError, refusal
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.node_config import build_node, experiment
 from fedkeep.remote.own_data import of_clients
 
@@ -98,7 +98,7 @@ def _simulated(config: Path, folder: Path, number: int, count: int) -> Node:
             nodes=count,
         )
     owner = f"supernode {number} of {count}"  # of another number it would have other clients
-    terms = Terms(owner=owner, simulated_noise=True)
+    terms = OwnerTerms(owner=owner, simulated_noise=True)
     return Node(of_clients(source, clients, "the node"), folder / str(number), terms, experiment, tell=log)
 
 

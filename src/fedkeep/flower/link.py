@@ -93,7 +93,7 @@ class Control:
         )
 
 
-class Link(Control):
+class FlowerLink(Control):
     """A link on loopback and what belongs to it.
 
     Args:

@@ -20,7 +20,7 @@ from fedkeep.experiments.run_directory import locked
 from fedkeep.experiments.sources import build_source, located, reader_named
 from fedkeep.experiments.toml import from_toml, to_toml
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.link import PATIENCE, Control, Link, free_port
+from fedkeep.flower.link import PATIENCE, Control, FlowerLink, free_port
 from fedkeep.flower.project import new_project
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import sign_project
@@ -120,7 +120,9 @@ class Local:
 
 
 @contextmanager
-def federation(local: Local, say: Say = lambda text: None) -> Iterator[tuple[Link, dict[str, SuperNode]]]:
+def federation(
+    local: Local, say: Say = lambda text: None
+) -> Iterator[tuple[FlowerLink, dict[str, SuperNode]]]:
     """Start a link and all nodes; whatever happens, all of them are stopped at the end.
 
     Raises:
@@ -132,9 +134,9 @@ def federation(local: Local, say: Say = lambda text: None) -> Iterator[tuple[Lin
 
 
 @contextmanager
-def _started(local: Local, say: Say) -> Iterator[tuple[Link, dict[str, SuperNode]]]:
+def _started(local: Local, say: Say) -> Iterator[tuple[FlowerLink, dict[str, SuperNode]]]:
     local.prepare()
-    link = Link(local.folder, local.folder / "keys", port=local.port)
+    link = FlowerLink(local.folder, local.folder / "keys", port=local.port)
     with link.processes:
         link.start()
         say(f"The link is at {link.address}, with TLS.")
@@ -149,14 +151,17 @@ def _started(local: Local, say: Say) -> Iterator[tuple[Link, dict[str, SuperNode
         yield link, nodes
 
 
-def start_node(link: Link, name: str, node: SuperNode) -> None:
+def start_node(link: FlowerLink, name: str, node: SuperNode) -> None:
     """Start a node beside its link."""
     (link.processes.logs / f"{name}.log").unlink(missing_ok=True)
     link.processes.start(name, node.command(), **node.environment())
 
 
 def train(
-    local: Local, link: Link, say: Say = lambda text: None, settings: Mapping[str, str | int | float] = {}
+    local: Local,
+    link: FlowerLink,
+    say: Say = lambda text: None,
+    settings: Mapping[str, str | int | float] = {},
 ) -> None:
     """Run the project to its end, and tell each round.
 
@@ -429,7 +434,7 @@ State = Literal["starting", "running", "finished", "failed"]
 
 
 @dataclass(frozen=True)
-class Status:
+class ServerStatus:
     """What the server app says.
 
     Attributes:
@@ -443,7 +448,7 @@ class Status:
     process: int = 0
 
 
-def write_status(path: Path | None, status: Status) -> None:
+def write_status(path: Path | None, status: ServerStatus) -> None:
     """Write a status; None: nobody wants to know. A disk that is full costs the status alone."""
     if path is None:
         return
@@ -453,10 +458,10 @@ def write_status(path: Path | None, status: Status) -> None:
         return
 
 
-def read_status(path: Path) -> Status:
+def read_status(path: Path) -> ServerStatus:
     """Return what was written last; a file that is not there yet says ``starting``."""
     try:
         found = json.loads(path.read_bytes())
-        return Status(**found)
+        return ServerStatus(**found)
     except (FileNotFoundError, ValueError, TypeError):
-        return Status()
+        return ServerStatus()

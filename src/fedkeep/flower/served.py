@@ -26,7 +26,7 @@ from fedkeep.methods.declared import sent_to
 from fedkeep.remote.node_config import experiment
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import Federation
-from fedkeep.remote.tally import AGAIN, Limits, Signed
+from fedkeep.remote.tally import AGAIN, Limits, SignedWords
 
 NO_DATA = {"reader": "devices"}
 """Stands for ``[data]``, which a server does not have."""
@@ -36,7 +36,7 @@ POLICY = [f.name for f in fields(RoundPolicy)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounds(RoundPolicy):
+class RoundsTable(RoundPolicy):
     """The table ``[rounds]``: the policy of rounds, and how many clients must be there before the first."""
 
     clients: Annotated[int, Field(ge=1)] = 1
@@ -53,7 +53,7 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
     _check_run(config, where)
     run = config.run
     usual = {"minimum": run.min_clients} if "min_clients" in content.get("run", {}) else {}
-    rounds: Rounds = made_of(Rounds, config.rounds or {}, where, "rounds", usual)
+    rounds: RoundsTable = made_of(RoundsTable, config.rounds or {}, where, "rounds", usual)
     policy = RoundPolicy(**{name: getattr(rounds, name) for name in POLICY})
     sent = sent_of(config)
     return Federation(
@@ -101,9 +101,9 @@ def at_the_end(method: Method) -> list[str]:
     return lines
 
 
-def experiments_in(files: Mapping[str, bytes]) -> dict[str, Signed]:
+def experiments_in(files: Mapping[str, bytes]) -> dict[str, SignedWords]:
     """Return the experiments of a project's files, for ``Node.signed``: every TOML that is a configuration is one."""
-    found: dict[str, Signed] = {}
+    found: dict[str, SignedWords] = {}
     for name, content in files.items():
         if name.endswith(".toml"):
             with suppress(ConfigError, UnicodeDecodeError):
@@ -115,7 +115,7 @@ def experiments_in(files: Mapping[str, bytes]) -> dict[str, Signed]:
                 if text in found:  # twice, with other rounds
                     limits = limits.with_others(found[text].limits, max)
                 preparation = json.loads(json.dumps(asdict(config.preparation)))
-                found[text] = Signed(preparation=preparation, secure=_secure(config), limits=limits)
+                found[text] = SignedWords(preparation=preparation, secure=_secure(config), limits=limits)
     return found
 
 

@@ -21,7 +21,7 @@ from fedkeep.experiments.config import read_text
 from fedkeep.experiments.config_tables import made_of
 from fedkeep.experiments.progress import Stand, tell_elsewhere
 from fedkeep.flower.grid import LIMIT, GridTransport
-from fedkeep.flower.local import State, Status, judged, write_status
+from fedkeep.flower.local import ServerStatus, State, judged, write_status
 from fedkeep.flower.project import bundled
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import NODES, listed_in, node_names
@@ -77,7 +77,7 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     return found
 
 
-class Rounds:
+class RoundLog:
     """Says how many rounds are finished, in the log that ``flwr run --stream`` shows."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Rounds:
             say(f"{stand.title}: {stand.done:g} of {stand.total} rounds are finished.")
 
 
-class Told(logging.Handler):
+class NodeLog(logging.Handler):
     """Says there, and in the status, which nodes join, refuse and leave."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -110,7 +110,7 @@ def main(grid: Grid, context: Context) -> None:
     path = Path(status) if status and isinstance(status, str) else None
 
     def tell(state: State, text: str) -> None:
-        write_status(path, Status(state, text, os.getpid()))
+        write_status(path, ServerStatus(state, text, os.getpid()))
 
     try:
         give_large_back()
@@ -142,9 +142,9 @@ def _serve(grid: Grid, settings: Settings, tell: Callable[[str], None]) -> None:
     project = bundled(settings.config).parent
     names = node_names(project / NODES)
     federation = replace(federation, listed=listed_in(project, names))
-    tell_elsewhere(Rounds())
+    tell_elsewhere(RoundLog())
     LOG.setLevel(logging.INFO)
-    LOG.handlers = [Told(tell)]
+    LOG.handlers = [NodeLog(tell)]
     serve_run(
         federation,
         GridTransport(grid, limit=settings.limit or LIMIT, names=names),

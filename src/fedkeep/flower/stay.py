@@ -167,7 +167,7 @@ def run_exec(serve: Callable[[Sequence[str]], None], given: int) -> None:
     inner.run_exec()
 
 
-class Started:
+class StartedExec:
     """Stands in for ``subprocess`` where a node starts its SuperExec: ours is there already, and looked after.
 
     It imports what messages need while the node joins its link, and is told the words of its command when Flower has them.
@@ -240,7 +240,7 @@ def run_node(words: Sequence[str], serve: Callable[[Sequence[str]], None]) -> No
     import_module(SHARED)
     inner.ask_again_after(inner.AGAIN_AFTER)
     gc.freeze()
-    started = Started(partial(run_exec, serve))  # before anything else: what it inherits, it would hold
+    started = StartedExec(partial(run_exec, serve))  # before anything else: what it inherits, it would hold
     home = Path(os.environ["FLWR_HOME"])
     home.mkdir(parents=True, exist_ok=True)
     try:

@@ -81,7 +81,7 @@ def end_with(parent: int) -> None:
             os._exit(WRONG_USE)
 
 
-class Watch:
+class WatchedCommand:
     """A command that runs; a node is started again while that helps."""
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -212,7 +212,7 @@ def reason(said: str) -> str:
 def main(words: Sequence[str]) -> int:
     """Watch a command."""
     with_parent = words[:1] == ["--with-parent"]
-    watch = Watch(words[1:] if with_parent else words)
+    watch = WatchedCommand(words[1:] if with_parent else words)
     if with_parent:
         watch.end_with_parent()
     return watch.run()

@@ -92,7 +92,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class _LoadedKernels:
     library: ctypes.CDLL | None
     level: int
     reason: str
@@ -122,22 +122,22 @@ def forward_mode() -> bool:
 
 
 @cache
-def load() -> _Loaded:
+def load() -> _LoadedKernels:
     """Opens the library once; says why where it cannot be used."""
     setting = os.environ.get("FEDKEEP_NATIVE", "1").lower()
     if setting == "0":
-        return _Loaded(None, 0, "FEDKEEP_NATIVE=0")
+        return _LoadedKernels(None, 0, "FEDKEEP_NATIVE=0")
     if setting not in ("1", "", *LEVELS):
         reason = f"FEDKEEP_NATIVE={setting} is not one of 0, 1, {', '.join(LEVELS)}"
-        return _Loaded(None, 0, reason)
+        return _LoadedKernels(None, 0, reason)
     library, reason = _open(LIBRARY)
     if library is None:
-        return _Loaded(None, 0, reason)
+        return _LoadedKernels(None, 0, reason)
     library.fk_team(team())
     level = int(library.fk_level())
     if setting in LEVELS:
         level = min(level, LEVELS.index(setting))
-    return _Loaded(library, level, f"{LIBRARY.name} on this processor")
+    return _LoadedKernels(library, level, f"{LIBRARY.name} on this processor")
 
 
 def _open(path: Path) -> tuple[ctypes.CDLL | None, str]:

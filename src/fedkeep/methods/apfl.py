@@ -70,7 +70,7 @@ def mixed(net: Net, params: Params, alpha: float | None) -> Params:
 
 
 @dataclass(frozen=True)
-class OnMixture(Term):
+class OnMixedModel(Term):
     """A term of v̄.
 
     Attributes:
@@ -132,7 +132,7 @@ def apfl(
             "adaptive=False, which keeps alpha fixed."
         )
     share = None if adaptive else float(alpha)
-    own = OnMixture(alpha=share, term=local.loss)
+    own = OnMixedModel(alpha=share, term=local.loss)
     optimizer = local.optimizer
     if adaptive:
         optimizer = replace(optimizer, bounds=((SHARE, (0.0, 1.0)), *optimizer.bounds))

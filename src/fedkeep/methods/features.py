@@ -21,7 +21,7 @@ from fedkeep.core.errors import MethodError, check_range, did_you_mean
 from fedkeep.core.heads import FEATURES, Pool, found_head, is_convolution
 from fedkeep.core.net import Net, every_tensor, logits_of, mark_added
 from fedkeep.core.params import Batch, Params, is_state
-from fedkeep.core.seeds import Draws, generator
+from fedkeep.core.seeds import DrawWatch, generator
 from fedkeep.methods.terms import Around
 from fedkeep.split.find_head import is_layer
 
@@ -323,7 +323,7 @@ def drawn_for(module: nn.Module, purpose: str) -> Iterator[None]:
     """
     before = torch.get_default_dtype()
     kinds = [v.dtype for v in module.parameters() if v.is_floating_point()]
-    with Draws(generator(int(digest(every_tensor(module))[:15], 16), purpose)):
+    with DrawWatch(generator(int(digest(every_tensor(module))[:15], 16), purpose)):
         torch.set_default_dtype(kinds[0] if kinds else before)
         try:
             yield

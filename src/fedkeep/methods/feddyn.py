@@ -28,7 +28,7 @@ from fedkeep.methods.terms import Term, dot
 
 @reveals("loss", of=("kept *",))  # the server could follow λ_k from what is uploaded
 @dataclass(frozen=True)
-class Linear(Term):
+class LinearTerm(Term):
     """−⟨λ_k, θ⟩ over the trainable parameters."""
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
@@ -88,7 +88,7 @@ def feddyn(alpha: float = 0.1, *, local: Phase = Phase(), server: Server = avera
     """
     check_range("(0, inf]", MethodError, alpha=alpha)
     check_uniform("feddyn", server)
-    loss = local.loss + Proximal(mu=float(alpha)) + Linear()
+    loss = local.loss + Proximal(mu=float(alpha)) + LinearTerm()
     client = Client(
         phases=(local.but(loss=loss),), state=zeros_like_trainable, finish=NewSlope(alpha=float(alpha))
     )

@@ -119,7 +119,7 @@ def own_head(server: Global, client: str) -> Sent:
     return Sent(params={**server.params, **head}, state=means)
 
 
-class Gathered(RunningMean):
+class GatheredHeads(RunningMean):
     """The mean of bodies, sums of the classes' features, and each client's head and statistics in its row."""
 
     def __init__(self, server: Global, start: Params, cohort: Sequence[str]) -> None:
@@ -159,9 +159,9 @@ class GatherHeads(WeighedBy):
 
     keeps: ClassVar[str] = "the head of each client"
 
-    def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> Gathered:
+    def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> GatheredHeads:
         """Return what no upload has come to yet."""
-        return Gathered(server, start, cohort)
+        return GatheredHeads(server, start, cohort)
 
 
 @dataclass(frozen=True, kw_only=True)

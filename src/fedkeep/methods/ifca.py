@@ -58,7 +58,7 @@ class OtherModels:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nearest:
+class NearestModel:
     """Start from the model of the lowest loss; of equal ones from the first."""
 
     clusters: int
@@ -148,7 +148,7 @@ def ifca(
         phases=(local,),
         state=first_pick,
         sends=first_pick,
-        start=Nearest(clusters=clusters),
+        start=NearestModel(clusters=clusters),
         finish=change_of_pick,
     )
     keeping = Server(

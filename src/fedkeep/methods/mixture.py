@@ -31,7 +31,7 @@ from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import EarlyStopping, Phase, telling
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Around, CrossEntropy, Sum, Term, example_mean
+from fedkeep.methods.terms import Around, CrossEntropy, Term, TermSum, example_mean
 from fedkeep.models.mixture import MixtureOfExperts
 from fedkeep.split import Split
 
@@ -98,8 +98,8 @@ def as_likelihood(term: Term) -> Term:
         if term.class_weights is not None:
             raise MethodError("mix='logprob' knows no class weights. Use mix='probability'.")
         return NegativeLogLikelihood(term.label)
-    if isinstance(term, Sum):
-        return Sum(tuple(map(as_likelihood, term.terms)))
+    if isinstance(term, TermSum):
+        return TermSum(tuple(map(as_likelihood, term.terms)))
     inner = getattr(term, "term", None)  # a term around another one: scaled, of augmented images
     return replace(term, term=as_likelihood(inner)) if isinstance(inner, Term) else term  # type: ignore[call-arg]
 

@@ -82,7 +82,7 @@ class AfterOneStep(Around):
         w = {n: params[n] for n in names}
         exact = self.order == "exact" and torch.is_grad_enabled()
         trained = {n: v for n, v in w.items() if exact and (v.requires_grad or functorch_active())}
-        with Refused() if exact and functorch_active() else nullcontext():
+        with RefusedOperations() if exact and functorch_active() else nullcontext():
             inner = slopes(value, {**leaves(w), **trained}, first, graph=exact)
         stepped = value({n: w[n] - self.rate * g for n, g in inner.items()}, second)
         if self.order != "free" or not self.rate:
@@ -97,7 +97,7 @@ class AfterOneStep(Around):
         return stepped - (bend - bend.detach())  # a slope, and no value
 
 
-class Refused(TorchFunctionMode):
+class RefusedOperations(TorchFunctionMode):
     """Refuses the operations whose second derivatives PyTorch gets wrong for several clients at once."""
 
     def __torch_function__(

@@ -169,12 +169,12 @@ class Krum(Median):
         check_count(0, faulty=self.faulty)
         check_count(1, taken=self.taken)
 
-    def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> Nearest:
+    def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> NearestUploads:
         """Return a place for the round's uploads."""
-        return Nearest(start, self)
+        return NearestUploads(start, self)
 
 
-class Nearest(KeptUploads):
+class NearestUploads(KeptUploads):
     """The uploads of a round, and those of the lowest scores."""
 
     def __init__(self, start: Params, rule: Krum) -> None:

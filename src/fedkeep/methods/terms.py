@@ -78,7 +78,7 @@ class Term:
         raise TypeError(f"{type(self).__name__} is no term: it lacks __call__.")
 
     def __add__(self, other: Term) -> Term:
-        return Sum((self, other))
+        return TermSum((self, other))
 
     def __rmul__(self, factor: float) -> Term:
         return Scaled(float(factor), self)
@@ -112,7 +112,7 @@ class Around(Term):
 
 
 @dataclass(frozen=True)
-class Sum(Term):
+class TermSum(Term):
     """The sum of two or more terms."""
 
     terms: tuple[Term, ...] = ()
@@ -412,4 +412,4 @@ def multi_task(terms: Mapping[str, Term], weights: Mapping[str, float] | None = 
             unknown=sorted(unknown),
             terms=sorted(terms),
         )
-    return Sum(tuple(Scaled(float((weights or {}).get(name, 1.0)), term) for name, term in terms.items()))
+    return TermSum(tuple(Scaled(float((weights or {}).get(name, 1.0)), term) for name, term in terms.items()))

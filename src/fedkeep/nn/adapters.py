@@ -27,7 +27,7 @@ PREFIX = "base_model.model."  # before every name in a file of peft's
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-class Adapted(nn.Module):
+class AdaptedLinear(nn.Module):
     """A linear layer with adapters, whose outputs add up.
 
     Args:
@@ -130,8 +130,8 @@ def adapters(
             )
     for layer in chosen.values():
         places = [place for place, each in layers.items() if each is layer]
-        if not isinstance(layer, Adapted):
-            layer = Adapted(layer)
+        if not isinstance(layer, AdaptedLinear):
+            layer = AdaptedLinear(layer)
             for owner, _, leaf in (place.rpartition(".") for place in places):
                 setattr(model.get_submodule(owner), leaf, layer)
         if name in layer.scaling:
@@ -168,7 +168,7 @@ def save_adapter(
     if is_peft(model):
         _save_peft(model, expanded(folder), params or {}, name)
         return
-    layers = {n: m for n, m in model.named_modules() if isinstance(m, Adapted) and name in m.scaling}
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, AdaptedLinear) and name in m.scaling}
     kinds = {
         (
             m.get_parameter(f"lora_A.{name}.weight").shape[0],
@@ -187,7 +187,9 @@ def save_adapter(
     ((rank, scale, dropout, turn),) = kinds
     # a layer that another adapter alone is on has in this file the name that it has without
     bare = {
-        f"{n}.base_layer": n for n, m in model.named_modules() if isinstance(m, Adapted) and n not in layers
+        f"{n}.base_layer": n
+        for n, m in model.named_modules()
+        if isinstance(m, AdaptedLinear) and n not in layers
     }
     values, written, others = {**model.state_dict(), **(params or {})}, Params(), set[str]()
     for parameter, held in model.named_parameters():
@@ -349,9 +351,9 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
     Others, as attention's own projection, are read past their forward.
     """
-    inside = {id(m.base_layer) for m in model.modules() if isinstance(m, Adapted)}
+    inside = {id(m.base_layer) for m in model.modules() if isinstance(m, AdaptedLinear)}
     for name, layer in model.named_modules(remove_duplicate=False):
-        kind = type(layer) is nn.Linear or turned(layer) or isinstance(layer, Adapted)
+        kind = type(layer) is nn.Linear or turned(layer) or isinstance(layer, AdaptedLinear)
         if kind and name and ".lora_" not in name and id(layer) not in inside:
             yield name, layer
 

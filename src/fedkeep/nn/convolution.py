@@ -104,7 +104,7 @@ def usable(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
 _NOTHING = (0,) * 6  # a tensor that is not there: its address and strides
 
 
-class Plan:
+class CallPlan:
     """Shapes and strides of a call, which are the same at every step.
 
     Args:
@@ -194,10 +194,10 @@ def _channels_last(
     )
 
 
-_plan = lru_cache(maxsize=256)(Plan)
+_plan = lru_cache(maxsize=256)(CallPlan)
 
 
-def planned(x: Tensor, weight: Tensor, padding: int, flat: bool, cohort: bool) -> Plan:
+def planned(x: Tensor, weight: Tensor, padding: int, flat: bool, cohort: bool) -> CallPlan:
     """The plan of a call.
 
     Raises:
@@ -210,12 +210,12 @@ def planned(x: Tensor, weight: Tensor, padding: int, flat: bool, cohort: bool) -
     return _plan(x.shape, weight.shape, padding, flat, weight.dtype == torch.float64, cohort)
 
 
-def _planned(tensors: Tensors, how: How, cohort: bool) -> Plan:
+def _planned(tensors: Tensors, how: How, cohort: bool) -> CallPlan:
     (weight, _, x), (padding, flat) = tensors, how
     return planned(x, weight, padding, bool(flat), cohort)
 
 
-class _Passes(Operation):
+class _ConvolutionPasses(Operation):
     """The tensors are weight (O, C, K, K), bias (O,) and images (B, C, H, W); the settings padding and flat."""
 
     name = "conv_pool"
@@ -301,12 +301,12 @@ class _Passes(Operation):
         return [pure(x, weight, bias, how[0], bool(how[1]))]
 
 
-def _results(like: Tensor, plan: Plan, keep: bool) -> list[Tensor]:
+def _results(like: Tensor, plan: CallPlan, keep: bool) -> list[Tensor]:
     output = like.new_empty(plan.flat_shape) if plan.flat else like.new_empty_strided(*plan.output)
     return [output, like.new_empty(plan.kept if keep else 0)]
 
 
-PASSES = _Passes()
+PASSES = _ConvolutionPasses()
 
 
 def run(x: Tensor, weight: Tensor, bias: Tensor, padding: int, flat: bool) -> Tensor:

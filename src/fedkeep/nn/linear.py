@@ -85,7 +85,7 @@ def _head(x: Tensor, weight: Tensor, how: How) -> tuple[int, ...]:
     return (threads, level, double, clients, x.shape[-2], x.shape[-1], weight.shape[-2], *how)
 
 
-class _Passes(Operation):
+class _LinearPasses(Operation):
     """The tensors are weight (O, I), bias (O,) and x (B, I); the setting is whether there is a ReLU."""
 
     name = "linear"
@@ -169,7 +169,7 @@ class _Passes(Operation):
         return [pure(x, weight, bias, bool(how[0]))]
 
 
-PASSES = _Passes()
+PASSES = _LinearPasses()
 
 
 def run(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:

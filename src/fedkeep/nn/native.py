@@ -82,7 +82,7 @@ class _Call:
             raise DataError(pure.BAD_ID, last=self.rows - 1)
 
 
-class _Passes(Operation):
+class _RecurrentPasses(Operation):
     """The settings are whether it is a GRU, and how it is pooled: OUTPUT, LAST, MEAN or MAX.
 
     The tensors are, for each direction, w_ih (K*H, I), w_hh (K*H, H), b_ih (K*H,) and b_hh (K*H,); the inputs
@@ -150,13 +150,13 @@ def _results(tensors: Tensors, how: How, cohort: bool, keep: bool) -> list[Tenso
     return [*states, pooled, inputs.new_empty(*front, directions, size if keep else 0)]
 
 
-PASSES = _Passes()
+PASSES = _RecurrentPasses()
 
 
 def run(
     inputs: Tensor, ids: Tensor | None, lengths: Tensor, weights: list[Tensor], gru: bool, pool: int
 ) -> Sequence[Tensor]:
-    """The layer by its kernel, differentiable, under vmap for a whole cohort; the shapes are those of ``_Passes``.
+    """The layer by its kernel, differentiable, under vmap for a whole cohort; the shapes are those of ``_RecurrentPasses``.
 
     Returns:
         Last states, means or maxima (B, D*H); before them, if ``pool`` is OUTPUT, all states (B, L, D*H).

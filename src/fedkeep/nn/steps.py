@@ -240,7 +240,7 @@ class _Recurrence(torch.autograd.Function):
         """See ``backward``."""
         if grad is None:
             return None, None, None
-        found: tuple[Tensor, ...] = _Gradient.apply(grad, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, ...] = _StepGradient.apply(grad, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
         return found if len(found) == 3 else (*found, None)
 
     @staticmethod
@@ -249,7 +249,7 @@ class _Recurrence(torch.autograd.Function):
         return _mapped(_Recurrence, info, dims, tensors)
 
 
-class _Gradient(torch.autograd.Function):
+class _StepGradient(torch.autograd.Function):
     """``backward``, differentiable."""
 
     @staticmethod
@@ -274,4 +274,4 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Sequence[int | None], *tensors: Tensor | None) -> Any:
         """Runs what vmap maps over as more weights."""
-        return _mapped(_Gradient, info, dims, tensors)
+        return _mapped(_StepGradient, info, dims, tensors)

@@ -245,7 +245,7 @@ def _layer(
     if traced() or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
         output, last, kept = native.PASSES((gru, OUTPUT), *tensors)
         where = _where(lengths, x.shape[1], weights[1].shape[-1], x.dtype, ragged)
-        cell = _Cells.apply(kept, where, lengths, x, output, *weights)  # type: ignore[no-untyped-call]
+        cell = _LastCells.apply(kept, where, lengths, x, output, *weights)  # type: ignore[no-untyped-call]
         return output, _by_direction(last, weights), cell
     parts = []  # what the kernel keeps of a step is large where nobody differentiates: a chunk at a time
     for some, long in zip(torch.split(x, CHUNK), torch.split(lengths, CHUNK), strict=True):
@@ -263,7 +263,7 @@ def _by_direction(last: Tensor, weights: list[Tensor]) -> Tensor:
     return last.reshape(last.shape[0], len(weights) // 4, -1).transpose(0, 1).contiguous()
 
 
-class _Cells(torch.autograd.Function):
+class _LastCells(torch.autograd.Function):
     """An LSTM's last cell states, read from what the kernel keeps for its backward pass.
 
     Their gradient is that of ``last_cells``, which few models ever ask for.

@@ -6,12 +6,14 @@ from fedkeep.privacy.chain import Chain
 from fedkeep.privacy.clip_and_noise import GaussianNoise, QuantileClip
 from fedkeep.privacy.dp import Adaptive, Clipping, DifferentialPrivacy
 from fedkeep.privacy.draws import Draw, Draws, Entropy, RunDraw, RunDraws, SystemDraw, draws
-from fedkeep.privacy.ledger import Ledger, Terms
+from fedkeep.privacy.ledger import BudgetLedger, BudgetTerms
 from fedkeep.privacy.projection import Projection
 from fedkeep.privacy.topk import TopK
 
 __all__ = [
     "Adaptive",
+    "BudgetLedger",
+    "BudgetTerms",
     "Chain",
     "Clipping",
     "DifferentialPrivacy",
@@ -20,7 +22,6 @@ __all__ = [
     "Encoded",
     "Entropy",
     "GaussianNoise",
-    "Ledger",
     "Link",
     "Projection",
     "QuantileClip",
@@ -28,7 +29,6 @@ __all__ = [
     "RunDraw",
     "RunDraws",
     "SystemDraw",
-    "Terms",
     "TopK",
     "draws",
     "epsilon",

@@ -45,7 +45,7 @@ FROM_THE_SYSTEM = "Noise is drawn from the system's source, and nobody can draw 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class BudgetTerms:
     """What a run's rounds cost, and what they may come to.
 
     Attributes:
@@ -70,7 +70,7 @@ class Terms:
 
 
 @dataclass
-class Ledger:
+class BudgetLedger:
     """What a run has charged.
 
     Attributes:
@@ -82,7 +82,7 @@ class Ledger:
         bind: is told the mark after each charge, and keeps it where the run is.
     """
 
-    terms: Terms
+    terms: BudgetTerms
     path: Path | None = None
     rounds: list[int] = field(default_factory=list)
     head: str = ""
@@ -92,7 +92,9 @@ class Ledger:
     _size: int = 0
 
     @classmethod
-    def open(cls, path: Path, run: str, terms: Terms, known: Sequence[Mapping[str, Any]] = ()) -> Ledger:
+    def open(
+        cls, path: Path, run: str, terms: BudgetTerms, known: Sequence[Mapping[str, Any]] = ()
+    ) -> BudgetLedger:
         """Open a run's ledger to go on with it, or begin one.
 
         Args:
@@ -129,7 +131,7 @@ class Ledger:
         return ledger
 
     @classmethod
-    def read(cls, path: Path, run: str, known: Sequence[Mapping[str, Any]] = ()) -> Ledger:
+    def read(cls, path: Path, run: str, known: Sequence[Mapping[str, Any]] = ()) -> BudgetLedger:
         """Return a run's ledger; nothing is touched.
 
         Raises:
@@ -262,7 +264,7 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
 
 
-def _parsed(path: Path, content: bytes, run: str) -> Ledger:
+def _parsed(path: Path, content: bytes, run: str) -> BudgetLedger:
     """Return the ledger that whole lines give; RunError: a line is not as it was written, or of another run."""
     lines, head, entries = content.splitlines(keepends=True), "", list[dict[str, Any]]()
     for number, line in enumerate(lines, 1):
@@ -292,12 +294,12 @@ def _parsed(path: Path, content: bytes, run: str) -> Ledger:
         ConfigError,
         file=path,
     ):
-        ledger = Ledger(_terms(entries[0], run), path, [_round(e) for e in entries[1:]], head)
+        ledger = BudgetLedger(_terms(entries[0], run), path, [_round(e) for e in entries[1:]], head)
         ledger._size = len(content)
     return ledger
 
 
-def _terms(entry: Mapping[str, Any], run: str) -> Terms:
+def _terms(entry: Mapping[str, Any], run: str) -> BudgetTerms:
     """Return the terms of a first line; ValueError, KeyError, TypeError: it is none of this run."""
     if entry["run"] != run:
         raise ValueError(f"wanted the run {run}, got {entry['run']!r}")
@@ -305,7 +307,7 @@ def _terms(entry: Mapping[str, Any], run: str) -> Terms:
         name: value for name, value in entry.items() if name not in ("format", "run", "release", "carried")
     }
     carried = tuple((Release(**kind), _count(rounds)) for kind, rounds in entry.get("carried", ()))
-    terms = Terms(**fields, release=Release(**entry["release"]), carried=carried)
+    terms = BudgetTerms(**fields, release=Release(**entry["release"]), carried=carried)
     numbers = (terms.clients, terms.cohort, terms.delta, terms.release.rate, terms.release.noise)
     right = all(type(v) in (int, float) and math.isfinite(v) and v >= 0 for v in numbers)
     bounded = terms.budget is None or type(terms.budget) in (int, float)

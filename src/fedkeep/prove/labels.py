@@ -52,7 +52,7 @@ from fedkeep.prove.sites import CHANCE, DATA, SITES, asked_by, native_module, ot
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class LabelNode:
     """What a storage holds.
 
     Attributes:
@@ -63,7 +63,7 @@ class Node:
 
     what: str
     labels: int
-    parents: tuple[Node, ...] = ()
+    parents: tuple[LabelNode, ...] = ()
 
     def path(self, label: int) -> list[str]:
         """Return the operations by which a label came here, from its beginning."""
@@ -86,18 +86,18 @@ class Crossing:
         told: the channel that they go to, or empty: nobody says where they go.
     """
 
-    node: Node
+    node: LabelNode
     what: str
     site: str
     told: str = ""
 
 
-def made(what: str, parents: tuple[Node, ...], more: int) -> Node:
+def made(what: str, parents: tuple[LabelNode, ...], more: int) -> LabelNode:
     """Return what is known of something that was made of parents; ``more``: labels of its own."""
     labels = more
     for parent in parents:
         labels |= parent.labels
-    return Node(what, labels, parents)
+    return LabelNode(what, labels, parents)
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -253,12 +253,12 @@ class Tracer(EagerMode):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self._nodes: dict[int, tuple[StorageWeakRef, Node]] = {}
+        self._nodes: dict[int, tuple[StorageWeakRef, LabelNode]] = {}
         self._shared = Shared()
         self._addresses: dict[int, Tensor] = {}
         self._inside: list[str] = []
         self._of = {id(layer): name for name, layer in self.module.named_modules()}
-        self.fresh: Node | None = None
+        self.fresh: LabelNode | None = None
         self.given: tuple[Any, ...] | None = None
         self.doing = ""
         self._codes: dict[int, tuple[CodeType, dict[str, Any], bool, bool]] = {}
@@ -293,7 +293,7 @@ class Tracer(EagerMode):
         """Return the names of labels."""
         return [name for place, name in enumerate(self.names) if labels >> place & 1]
 
-    def node(self, tensor: Tensor) -> Node | None:
+    def node(self, tensor: Tensor) -> LabelNode | None:
         """Return what is known of a tensor's storages; None: nothing of one of them."""
         if tensor.layout is torch.strided:
             known = self._nodes.get(tensor.untyped_storage()._cdata)
@@ -302,7 +302,7 @@ class Tracer(EagerMode):
         nodes = tuple(dict.fromkeys(each[1] for each in found if each is not None))
         return None if None in found else nodes[0] if len(nodes) == 1 else made("sparse", nodes, 0)
 
-    def put(self, tensor: Tensor, node: Node) -> None:
+    def put(self, tensor: Tensor, node: LabelNode) -> None:
         """Say what a tensor's storages hold."""
         for storage in (part.untyped_storage() for part in held(tensor)):
             # The weak reference keeps the storage's number from being given to another one.
@@ -311,18 +311,18 @@ class Tracer(EagerMode):
     def begin(self, tensor: Tensor, label: str) -> None:
         """Let a label begin at a tensor; an empty one is of what anybody may know."""
         old = self.node(tensor)
-        node = Node(label or "a constant", self.bit(label) if label else 0)
+        node = LabelNode(label or "a constant", self.bit(label) if label else 0)
         more = old is not None and old.labels & ~node.labels
-        self.put(tensor, node if not more else Node(label, node.labels | old.labels, (old, node)))  # type: ignore[union-attr, arg-type]
+        self.put(tensor, node if not more else LabelNode(label, node.labels | old.labels, (old, node)))  # type: ignore[union-attr, arg-type]
 
-    def known(self, tensor: Tensor, func: Any) -> Node:
+    def known(self, tensor: Tensor, func: Any) -> LabelNode:
         """Return what is known of a tensor that an operation is given, and note where nothing is."""
         node = self.node(tensor)
         if node is None and tensor.layout is not torch.strided:
             return made("sparse", tuple(self.known(part, func) for part in held(tensor)), 0)
         if node is None:
             self._came(tensor)
-            node = Node(
+            node = LabelNode(
                 f"a tensor that nobody declared, given to {short(func)} in {'.'.join(where()[1:])}", OUTSIDE
             )
             self.put(tensor, node)
@@ -333,9 +333,9 @@ class Tracer(EagerMode):
         if lent(tensor) and (place := where()[1:]) not in SITES:
             self._shared.add(tensor, f"memory of an array, given to PyTorch in {'.'.join(place)}, written")
 
-    def _told(self, rows: Node) -> Node:
+    def _told(self, rows: LabelNode) -> LabelNode:
         """Return what is known of numbers of rows, which every run tells, beside the examples that have them."""
-        return Node("the rows of a table", rows.labels & ~self.bits(DATA), (rows,))
+        return LabelNode("the rows of a table", rows.labels & ~self.bits(DATA), (rows,))
 
     # --- operations
 
@@ -346,7 +346,7 @@ class Tracer(EagerMode):
         try:
             with torch._C.DisableTorchFunction():
                 for kind in {*types} - {Tensor, nn.Parameter}:
-                    self.cross(Node("", OUTSIDE), f"{kind.__name__}.__torch_dispatch__")
+                    self.cross(LabelNode("", OUTSIDE), f"{kind.__name__}.__torch_dispatch__")
                 run = self._parts if rule_of(func).whole else self._run
                 return run(func, args, kwargs or {})
         finally:
@@ -373,7 +373,7 @@ class Tracer(EagerMode):
                 before[id(t)] = self._told(before[id(t)])
         for tensor in inputs:
             if isinstance(tensor.grad_fn, BackwardCFunction) and foreign(tensor.grad_fn):
-                self.cross(Node("", OUTSIDE), f"the backward pass of {type(tensor.grad_fn).__name__}")
+                self.cross(LabelNode("", OUTSIDE), f"the backward pass of {type(tensor.grad_fn).__name__}")
         parents = () if rule.shapes else tuple(dict.fromkeys(before.values()))
         try:
             out = func(*args, **kwargs)
@@ -381,7 +381,7 @@ class Tracer(EagerMode):
             self.cross(made("", parents, 0), f"an error of {name}")
             raise
         if rule.unknown:
-            self.cross(Node("", OUTSIDE), rule.unknown)
+            self.cross(LabelNode("", OUTSIDE), rule.unknown)
         what = f"{name} in {self._inside[-1]}" if self._inside else name
         random = self.bit(CHANCE) if rule.random else 0
         mask = (
@@ -392,7 +392,7 @@ class Tracer(EagerMode):
         if rule.tells or mask or sparse:
             self.cross(made("", parents, 0), name)
         if name == "_pack_padded_sequence" and (labels := made("", parents, 0).labels) & ~self.bits(DATA):
-            self.cross(Node("", labels, parents), name)
+            self.cross(LabelNode("", labels, parents), name)
         if name == "set_":
             return out
         wide = (
@@ -410,7 +410,7 @@ class Tracer(EagerMode):
             )
             node = made(what, mine, random)
             if UNWRITTEN.match(name) and self._asked_for(out):
-                node = Node(
+                node = LabelNode(
                     f"memory of {name}, which others have written before, in {'.'.join(where()[1:])}", OUTSIDE
                 )
             for argument in rule.written if writes(name, given) else ():
@@ -427,7 +427,7 @@ class Tracer(EagerMode):
         by_name = not self.doing or UNWRITTEN.match(self.doing) is not None
         return by_name and frame is not None and others(frame) and any(t.numel() for t in tensors(out))
 
-    def _add(self, written: Tensor, node: Node) -> None:
+    def _add(self, written: Tensor, node: LabelNode) -> None:
         for tensor in held(written):
             if how := self._shared.by(tensor):
                 self.cross(node, how)
@@ -440,23 +440,23 @@ class Tracer(EagerMode):
         """Label a tensor that was made of Python's numbers, of other tensors or of an array."""
         self._came(tensor)
         if self.given is not None and called_back(sys._getframe()):
-            self.put(tensor, Node("a tensor made in a function that PyTorch called", OUTSIDE))
+            self.put(tensor, LabelNode("a tensor made in a function that PyTorch called", OUTSIDE))
         elif self.fresh is not None:
             self.put(tensor, self.fresh)
         elif self.given is not None:
             parts = self.parts(self.given)
             self.put(tensor, made("tensor" if parts else "a constant", parts, 0))
         elif (place := where(skip=False)[1:])[0].startswith("torch.") or place in SITES:
-            self.put(tensor, Node("a constant", 0))
+            self.put(tensor, LabelNode("a constant", 0))
 
-    def parts(self, values: Any) -> tuple[Node, ...]:
+    def parts(self, values: Any) -> tuple[LabelNode, ...]:
         """Return what is known of tensors among values of Python."""
         found = [v for v in flat(values) if isinstance(v, Tensor)]
-        return tuple(dict.fromkeys(self.node(v) or Node("", OUTSIDE) for v in found))
+        return tuple(dict.fromkeys(self.node(v) or LabelNode("", OUTSIDE) for v in found))
 
     # --- Python
 
-    def cross(self, node: Node, what: str) -> None:
+    def cross(self, node: LabelNode, what: str) -> None:
         """Note that numbers leave tensors for Python, where nothing says that they go nowhere."""
         frame, module, name = where()
         site = site_of(module, name, what)
@@ -501,13 +501,13 @@ class Tracer(EagerMode):
         if name in CROSSINGS:
             self.called(name, getattr(arg, "__self__", None))
         elif name in OPENS and asked_by(frame, QUIET):
-            self.cross(Node("", OUTSIDE), f"{name}, of a file or what is like one,")
+            self.cross(LabelNode("", OUTSIDE), f"{name}, of a file or what is like one,")
         elif name in RUNS and arg.__module__ == "builtins" and others(frame) and asked_by(frame, QUIET):
-            self.cross(Node("", OUTSIDE), f"{name}, which runs other code,")
+            self.cross(LabelNode("", OUTSIDE), f"{name}, which runs other code,")
         elif name in READERS and self.given is not None and called_back(frame):
-            self.cross(Node("", OUTSIDE), f"{name} in a function that PyTorch called")
+            self.cross(LabelNode("", OUTSIDE), f"{name} in a function that PyTorch called")
         elif not native_module(arg.__module__):
-            self.cross(Node("", OUTSIDE), f"native code of {arg.__module__}")
+            self.cross(LabelNode("", OUTSIDE), f"native code of {arg.__module__}")
 
     def _others_call(self, frame: FrameType, *, new: bool) -> None:
         """Look at other code that begins to run; ``new``: it has not run before, or with other names of its module."""
@@ -518,7 +518,7 @@ class Tracer(EagerMode):
                 cells = [frame.f_locals[n] for n in code.co_freevars if n in frame.f_locals]
                 name = hiding(code, frame.f_globals, cells)
                 if name and asked_by(frame, QUIET):
-                    self.cross(Node("", OUTSIDE), f"{name}, which hides what is done,")
+                    self.cross(LabelNode("", OUTSIDE), f"{name}, which hides what is done,")
         if self.given is not None and self._makers not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
             self._makers.__enter__()  # type: ignore[no-untyped-call]  # PyTorch had set it aside
             self._again.append(frame)
@@ -529,13 +529,13 @@ class Tracer(EagerMode):
             return
         with torch._C.DisableTorchFunction():
             if not isinstance(owner, Tensor):
-                self.cross(Node("", OUTSIDE), name)
+                self.cross(LabelNode("", OUTSIDE), name)
                 return
             if name == "data_ptr":
                 self._addresses[owner.data_ptr()] = owner
             if name in SHARE and site_of(*(place := where()[1:]), name) is None:
                 self._shared.add(owner, f"memory that {name} handed out in {'.'.join(place)}, written")
-            self.cross(self.node(owner) or Node("", OUTSIDE), name)
+            self.cross(self.node(owner) or LabelNode("", OUTSIDE), name)
 
     def _kernel(self, kernel: str, backward: bool, words: Sequence[int]) -> None:
         """Label what a native kernel writes."""
@@ -578,7 +578,7 @@ class Tracer(EagerMode):
 
     def _script(self, called: Callable[..., Any]) -> Callable[..., Any]:
         def noted(script: Any, *args: Any, **kwargs: Any) -> Any:
-            self.cross(Node("", OUTSIDE), f"the script {script.name}")
+            self.cross(LabelNode("", OUTSIDE), f"the script {script.name}")
             return called(script, *args, **kwargs)
 
         return noted

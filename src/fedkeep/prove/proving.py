@@ -18,7 +18,7 @@ from torch import nn
 
 from fedkeep.audit.bench import quiet, same
 from fedkeep.audit.canaries import (
-    Source,
+    CanarySource,
     drawn,
     floats_of,
     kept_rows,
@@ -58,12 +58,12 @@ from fedkeep.methods import Method, Phase, Sent
 from fedkeep.methods.base import Recalls
 from fedkeep.methods.declared import revealed
 from fedkeep.prove.findings import VERDICTS, Claim, Item, Proof, Verdict
-from fedkeep.prove.labels import Node
+from fedkeep.prove.labels import LabelNode
 from fedkeep.prove.rounds import (
     OPEN,
     Channels,
     Items,
-    Rounds,
+    SeenRounds,
     Taken,
     judged,
     left,
@@ -89,7 +89,7 @@ ENOUGH = 4
 """Draws after which it is looked whether those to come can still make a finding."""
 
 
-def falsified(made: Rounds, seed: int, allowed: Allowed) -> dict[str, str]:
+def falsified(made: SeenRounds, seed: int, allowed: Allowed) -> dict[str, str]:
     """Return for each thing that leaves whether it changed; what could not be tried is not there.
 
     What clients keep, and the lengths of texts, are changed while federated gradients are replayed; then values of
@@ -166,7 +166,7 @@ def _other_opted_out(data: FederatedData, rows: np.ndarray, seed: int) -> list[l
     ]
 
 
-def _carried(found: dict[str, str], made: Rounds, seed: int, allowed: Allowed) -> None:
+def _carried(found: dict[str, str], made: SeenRounds, seed: int, allowed: Allowed) -> None:
     """Look whether a client's loss, judging and first gradients carry a value of what it keeps.
 
     Loss and judging by a linear map or one that only grows; gradients, which are declared, as the very value.
@@ -204,7 +204,7 @@ class _Again:
         seed: of the draws.
     """
 
-    made: Rounds
+    made: SeenRounds
     taken: Taken
     order: Order | None
     seed: int
@@ -232,7 +232,7 @@ class _Again:
         data = self.made.job.data
         return self.left(self.rows(), replaced(data, np.arange(data.examples), self.seed + 40))
 
-    def far(self, source: Source, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    def far(self, source: CanarySource, scale: float) -> tuple[np.ndarray, np.ndarray]:
         """Return larger values of a source, and what is told with these."""
         rows = self.rows(scale)
         return _values(source, rows), self.left(rows)
@@ -242,7 +242,7 @@ Told = dict[str, Items]
 """What left by one draw, by its label."""
 
 
-def _first_step(made: Rounds, taken: Taken) -> Told:
+def _first_step(made: SeenRounds, taken: Taken) -> Told:
     """Return the loss, and the first gradients, when a client does the same again."""
     noted: list[Params] = []
     again = _again(made, taken, replayed=True, noted=noted)
@@ -270,14 +270,14 @@ def _until(draws: Iterable[Told], values: Sequence[np.ndarray]) -> list[Told]:
     return every
 
 
-def _values(source: Source, told: Sequence[Params]) -> np.ndarray:
+def _values(source: CanarySource, told: Sequence[Params]) -> np.ndarray:
     """Return the numbers of a source in several draws, (draws, numbers)."""
     names = [n for n in source.names if told and told[0][n].is_floating_point()]
     return _columns([{"": {n: row[n] for n in names}} for row in told], "")
 
 
 def _tells(
-    source: Source, values: np.ndarray, left: np.ndarray, label: str, allowed: Allowed, again: _Again
+    source: CanarySource, values: np.ndarray, left: np.ndarray, label: str, allowed: Allowed, again: _Again
 ) -> bool:
     """Tell whether what left carries a value of a source, and nothing says that it may."""
     if allowed.by(label, source.declared, copied=True):
@@ -289,7 +289,7 @@ def _tells(
     return bool(describe(values, left)) and stands(describe, values, left, again.elsewhere, far)
 
 
-def _copied(found: dict[str, str], made: Rounds, seed: int) -> None:
+def _copied(found: dict[str, str], made: SeenRounds, seed: int) -> None:
     """Look whether what the last client tells or sends along carries values of examples."""
     job, (training, judging) = made.job, _tellers(made)
     taken, order = training[0], judging[1]
@@ -315,7 +315,7 @@ def _copied(found: dict[str, str], made: Rounds, seed: int) -> None:
             found[label] = COPIES
 
 
-def _tellers(made: Rounds) -> tuple[tuple[Taken, None], tuple[Taken, Order | None]]:
+def _tellers(made: SeenRounds) -> tuple[tuple[Taken, None], tuple[Taken, Order | None]]:
     """Return who tells a loss, the last one, and who judges: the first, who has most kinds of examples."""
     orders, first = made.orders, made.taken[-len(made.job.data)]
     order = next((o for o in orders if o.client == made.job.data.ids[first.work.client]), None)
@@ -340,7 +340,7 @@ def _columns(told: Sequence[Told], label: str) -> np.ndarray:
 
 
 def _judgings(
-    made: Rounds, order: Order, kept: Sequence[Params] = (), datas: Sequence[FederatedData] = ()
+    made: SeenRounds, order: Order, kept: Sequence[Params] = (), datas: Sequence[FederatedData] = ()
 ) -> list[Told]:
     """Return the sums that a client's judging gives, each with other kept values or examples; none: it broke down.
 
@@ -361,7 +361,7 @@ def _judgings(
         return []
 
 
-def _singly(found: dict[str, str], made: Rounds, seed: int) -> None:
+def _singly(found: dict[str, str], made: SeenRounds, seed: int) -> None:
     """Look whether a federated buffer of the last client is made of single examples."""
     job, taken = made.job, made.taken[-1]
     rows = np.setdiff1d(job.data.split_rows("train", [taken.work.client]), opted_out(job.data))
@@ -378,7 +378,7 @@ def _singly(found: dict[str, str], made: Rounds, seed: int) -> None:
 
 
 def _again(
-    made: Rounds,
+    made: SeenRounds,
     taken: Taken,
     data: FederatedData | None = None,
     *,
@@ -405,7 +405,7 @@ def _compare(found: dict[str, str], taken: Taken, again: Items, words: str) -> N
         found.setdefault(label, AGREES)
 
 
-Seen = Sequence[tuple[Node, Taken | None]]
+Seen = Sequence[tuple[LabelNode, Taken | None]]
 """What is known of a value that leaves, for each client and round; None: of what is told by all."""
 STATUS = "every run tells whether training broke down"
 SENDS = "training examples, by Client.sends"
@@ -420,7 +420,7 @@ class Judge:
         falsified: what the falsifier found, by what leaves.
     """
 
-    def __init__(self, made: Rounds, allowed: Allowed, falsified: Mapping[str, str]) -> None:
+    def __init__(self, made: SeenRounds, allowed: Allowed, falsified: Mapping[str, str]) -> None:
         self.made, self.allowed, self.falsified = made, allowed, falsified
         tracer = self.tracer = made.tracer
         self.open = OUTSIDE | tracer.bits(*OPEN)
@@ -440,7 +440,7 @@ class Judge:
     def items(self) -> list[Item]:
         """Return a verdict on each thing that leaves."""
         left = ((label, (node, taken)) for taken in self.made.taken for label, node in taken.nodes.items())
-        found: dict[str, list[tuple[Node, Taken | None]]] = {**by_key(left)}
+        found: dict[str, list[tuple[LabelNode, Taken | None]]] = {**by_key(left)}
         found |= {"weight": []} | {told: [(n, None) for n in self.told[told]] for told in ("loss", "status")}
         found |= {label: [(node, None)] for label, node in self.made.server.items()}
         return [*(self.item(label, seen) for label, seen in found.items()), self.judged()]
@@ -554,7 +554,7 @@ class Judge:
         names = [name.removesuffix(f" of {whose.get(name)}") for name in self.tracer.words(labels)]
         return self.allowed.by(label, dict.fromkeys(names))
 
-    def _beyond(self, node: Node, taken: Taken | None) -> int:
+    def _beyond(self, node: LabelNode, taken: Taken | None) -> int:
         """Return the labels that may not leave as such: of what must stay, and of other clients' examples."""
         return node.labels & (~self.open | self._others(taken))
 

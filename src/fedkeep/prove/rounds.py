@@ -45,7 +45,7 @@ from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.engines.tally import ROWS
 from fedkeep.methods import Method, Phase
 from fedkeep.methods.secure import SecureMean
-from fedkeep.prove.labels import Node, Tracer
+from fedkeep.prove.labels import LabelNode, Tracer
 from fedkeep.prove.rules import OUTSIDE
 from fedkeep.prove.sites import CHANCE, CLIP, DATA, GRADIENTS, HELD, OPTED_OUT, RECEIVED
 from fedkeep.store import MemoryStore, PrivateStore
@@ -91,7 +91,9 @@ class Handed(Labelled):
         """Return an attribute, and note it unless it says who takes part."""
         if name not in WHO:
             tracer: Tracer = super().__getattribute__("tracer")
-            tracer.cross(Node("", OUTSIDE), f"the data's {name}, which a server in a simulation is handed,")
+            tracer.cross(
+                LabelNode("", OUTSIDE), f"the data's {name}, which a server in a simulation is handed,"
+            )
         return super().__getattribute__(name)
 
 
@@ -117,7 +119,7 @@ class Taken:
     progress: float
     left: Items = field(default_factory=dict)
     gradients: list[Params] = field(default_factory=list)
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, LabelNode] = field(default_factory=dict)
     after: dict[str, int] = field(default_factory=dict)
     phases: list[Phase] = field(default_factory=list)
     fault: str = ""
@@ -163,11 +165,11 @@ class Channels:
         private = old.labels & self.own
         channel = tracer.bit(CLIP if clipped else GRADIENTS) if private else 0
         what = f"the {'clipped ' if clipped else ''}gradient of {name}"
-        tracer.put(made, Node(what, old.labels & ~self.own & ~self.examples | channel, (old,)))
+        tracer.put(made, LabelNode(what, old.labels & ~self.own & ~self.examples | channel, (old,)))
 
 
 @dataclass
-class Traced:
+class TracedEngine:
     """An engine that trains clients one by one under the tracer.
 
     Attributes:
@@ -186,7 +188,7 @@ class Traced:
         for each in work:
             kept = {n: v[0].clone() for n, v in job.kept([each.client]).items()}
             for name, value in each.sent.items():
-                self.tracer.put(value, Node(f"received {name}", self.tracer.bit(RECEIVED)))
+                self.tracer.put(value, LabelNode(f"received {name}", self.tracer.bit(RECEIVED)))
             own, who = 0, job.data.ids[each.client]
             for name, value in kept.items():
                 label = self.tracer.own(kept_label(name), who)
@@ -211,7 +213,7 @@ class Traced:
         if result.upload is not None:
             deltas = {n: v.clone() for n, v in result.upload.deltas.items()}
             for name, value in deltas.items():
-                self.tracer.put(value, Node(f"the upload {name}", self.tracer.bit(RECEIVED)))
+                self.tracer.put(value, LabelNode(f"the upload {name}", self.tracer.bit(RECEIVED)))
             result.upload = result.upload.but(deltas)
         self.taken.append(taken)
 
@@ -252,7 +254,7 @@ def left(result: ClientResult) -> Items:
 
 
 @dataclass
-class Rounds:
+class SeenRounds:
     """Some rounds, and what was seen of them.
 
     Attributes:
@@ -273,12 +275,12 @@ class Rounds:
     orders: list[Order] = field(default_factory=list)
     unjudged: str = ""
     stable: bool = False
-    server: dict[str, Node] = field(default_factory=dict)
-    elsewhere: list[Node] = field(default_factory=list)
+    server: dict[str, LabelNode] = field(default_factory=dict)
+    elsewhere: list[LabelNode] = field(default_factory=list)
     error: str = ""
 
 
-def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rounds:
+def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> SeenRounds:
     """Run rounds until no label spreads any further, at least two."""
     reduce = method.server.reduce
     if isinstance(reduce, SecureMean):  # masks are on top of what is proved here
@@ -289,8 +291,8 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
     method = with_declared_tables(method, net, data)
     default = first_default(method, net, seed)
     job = Job(method, net, labelled, MemoryStore(default, data.ids), seed)
-    engine = Traced(tracer)
-    made = Rounds(tracer, job, engine.taken)
+    engine = TracedEngine(tracer)
+    made = SeenRounds(tracer, job, engine.taken)
     handed = copy.copy(labelled)
     handed.__class__ = Handed
     server = first_global(method, net, handed)
@@ -305,7 +307,7 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
         *promised.values(),
         *job.declared.values(),
     ):
-        tracer.put(value, Node("a first value", 0))
+        tracer.put(value, LabelNode("a first value", 0))
     device = LocalDevice(job, engine)
     before: Mapping[Any, int] = {}
     for number in range(MOST_ROUNDS):
@@ -346,7 +348,7 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
     return made
 
 
-def _judge(made: Rounds) -> str:
+def _judge(made: SeenRounds) -> str:
     """Let the first client judge its models by itself under the tracer, and those it adapts; return why it broke down.
 
     What a client keeps is its own: whatever trained it, judging tells how good it is.
@@ -393,7 +395,7 @@ def _own(tracer: Tracer, store: PrivateStore, ids: Sequence[str]) -> None:
     for client, row in store._rows.items():
         for name, value in row.items():
             old, label = tracer.known(value, name), tracer.own(kept_label(name), ids[client])
-            tracer.put(value, Node(label, old.labels & ~drop | tracer.bit(label)))
+            tracer.put(value, LabelNode(label, old.labels & ~drop | tracer.bit(label)))
 
 
 def kept_label(name: str) -> str:
@@ -401,7 +403,7 @@ def kept_label(name: str) -> str:
     return f"{'kept' if is_state(name) else 'private'} {name.removeprefix('client/')}"
 
 
-def _untrained(made: Rounds) -> str:
+def _untrained(made: SeenRounds) -> str:
     """Say which phase no client came through with a step, so that nothing was seen of it; or nothing."""
     seen = [phase for taken in made.taken for phase in taken.phases]
     for phase in made.job.method.client.phases:
@@ -427,7 +429,7 @@ def set_aside() -> Iterator[None]:
             gc.unfreeze()
 
 
-def _elsewhere(made: Rounds, secret: int) -> list[Node]:
+def _elsewhere(made: SeenRounds, secret: int) -> list[LabelNode]:
     """Return what still holds private values, beside the store and the notes of the prover."""
     gc.collect()
     store = made.job.store

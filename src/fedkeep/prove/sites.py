@@ -80,7 +80,7 @@ SITES: dict[tuple[str, str], Site] = {
     ("fedkeep.methods.fedala", "LearnWeights.__call__"): Site(
         "how many passes the weights get, which are private themselves"
     ),
-    ("fedkeep.methods.ifca", "Nearest.__call__"): Site(
+    ("fedkeep.methods.ifca", "NearestModel.__call__"): Site(
         "which model fits the examples best", only=(RECEIVED, DATA, CHANCE)
     ),
     ("fedkeep.methods.ifca", "predict_with_pick"): Site("which model predicts", "judged"),

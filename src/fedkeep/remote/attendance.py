@@ -17,7 +17,7 @@ from fedkeep.core.records import read_records
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.engines.round import Sampler
 from fedkeep.experiments.run_directory import RunDirectory
-from fedkeep.remote.ledger import Roster
+from fedkeep.remote.ledger import RunClients
 from fedkeep.store import VersionLedger
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Attendance:
     """
 
     rounds: int
-    roster: Roster
+    roster: RunClients
     taken: Mapping[str, int]
     asked: Mapping[str, int]
     judged: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -165,7 +165,7 @@ def move(folder: Path, clients: Collection[str], key: str) -> None:
         directory.write_info({**info, "roster": moved.plain()})
 
 
-def _check_known(roster: Roster, clients: Collection[str]) -> None:
+def _check_known(roster: RunClients, clients: Collection[str]) -> None:
     ids = list(map(str, roster.ids))
     for client in clients:
         if client not in ids:
@@ -197,16 +197,16 @@ def drop(folder: Path, clients: Collection[str], *, back: bool = False) -> froze
     return now
 
 
-def _roster(info: Mapping[str, Any], folder: Path) -> Roster:
+def _roster(info: Mapping[str, Any], folder: Path) -> RunClients:
     if "roster" not in info:
         raise RunError(
             "{folder} is a simulation: all of its clients took part in all rounds that drew them.",
             folder=folder,
         )
-    return Roster.from_plain(info["roster"])
+    return RunClients.from_plain(info["roster"])
 
 
-def _asked(info: Mapping[str, Any], roster: Roster, ids: list[str], rounds: int) -> dict[str, int]:
+def _asked(info: Mapping[str, Any], roster: RunClients, ids: list[str], rounds: int) -> dict[str, int]:
     policy = info["identity"]["policy"]
     config = info.get("config") or {}
     if policy["over_selection"] > 1 or policy["mode"] == "buffered" or config.get("privacy"):

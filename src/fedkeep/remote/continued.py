@@ -35,7 +35,7 @@ from fedkeep.experiments.continuing import (
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Method
 from fedkeep.remote.events import Events
-from fedkeep.remote.ledger import Ledger, Roster
+from fedkeep.remote.ledger import Ledger, RunClients
 from fedkeep.remote.migration import OnChange
 from fedkeep.store import Line, VersionLedger
 
@@ -79,7 +79,7 @@ class Older(Ancestor):
                     "{folder} is a simulation, so no device keeps a state of it. Continue from a run across machines.",
                     folder=folder,
                 )
-            roster = Roster.from_plain(info["roster"])
+            roster = RunClients.from_plain(info["roster"])
             ledger = VersionLedger(len(roster.ids))
             values = directory.recover(ledger)
             if values is None:

@@ -126,7 +126,7 @@ _DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
+class FileHeader:
     """What a file says of itself.
 
     Attributes:
@@ -153,7 +153,7 @@ class About:
         return client in self.began or hashed(client) in self.began
 
 
-class Adapted(NamedTuple):
+class AdaptedRow(NamedTuple):
     """A row of what a client adapted to, without its values: from which version, and which order asked for it.
 
     Attributes:
@@ -209,7 +209,7 @@ class Score(NamedTuple):
 
 
 @dataclass
-class Asked:
+class ServedMessage:
     """A message that is served: whom it asks for what.
 
     Attributes:
@@ -307,14 +307,14 @@ class DeviceFile(VersionFile):
             if not logs_of(self.path):
                 raise
 
-    def _read_about(self, owner: str | None) -> About:
+    def _read_about(self, owner: str | None) -> FileHeader:
         ((content, crc),) = self._file.query("SELECT content, crc FROM about").fetchall()
         if zlib.crc32(str(content).encode()) != crc:
             raise ValueError("what it says of itself does not fit its checksum")
         found = json.loads(content)
         what = f"The private state of the run {self.run!r}"
         check_format(what, found.pop("format", None), FORMAT, StoreError, anew="forget it")
-        about = About(**found)
+        about = FileHeader(**found)
         if about.run != self.run:
             raise StoreError(
                 "The private state of the run {run!r} belongs to the run {got!r}: somebody renamed it. "
@@ -332,7 +332,7 @@ class DeviceFile(VersionFile):
             )
         return about
 
-    def write_about(self, about: About) -> None:
+    def write_about(self, about: FileHeader) -> None:
         """Replace what the file says of itself.
 
         Raises:
@@ -419,19 +419,19 @@ class DeviceFile(VersionFile):
             (client, *row, crc),
         )
 
-    def adapted(self) -> dict[str, Adapted]:
+    def adapted(self) -> dict[str, AdaptedRow]:
         """Return by client what it adapted to last, without the values.
 
         Raises:
             StoreError: the file is damaged.
         """
         with self.whole():
-            rows = self._file.query(f"SELECT {', '.join(Adapted._fields)} FROM adapted").fetchall()
+            rows = self._file.query(f"SELECT {', '.join(AdaptedRow._fields)} FROM adapted").fetchall()
             if any(tuple(map(type, row)) != (str, int, int, int, int) for row in rows):
                 raise ValueError("what names an adapted row makes no sense")
-            return {row[0]: Adapted._make(row) for row in rows}
+            return {row[0]: AdaptedRow._make(row) for row in rows}
 
-    def adapted_values(self, adapted: Adapted) -> Params:
+    def adapted_values(self, adapted: AdaptedRow) -> Params:
         """Return what a client adapted to.
 
         Raises:
@@ -455,7 +455,7 @@ class DeviceFile(VersionFile):
                 raise ValueError("it does not fit its checksum")
             return load(content)
 
-    def put_adapted(self, adapted: Adapted, content: bytes) -> None:
+    def put_adapted(self, adapted: AdaptedRow, content: bytes) -> None:
         """Write what a client adapted to, in the place of what was there; see ``adapted_content``."""
         crc = _crc_of_adapted(self.run, adapted, content)
         self._file.query(
@@ -466,7 +466,7 @@ class DeviceFile(VersionFile):
         """Tell whether a message was served before."""
         return self._file.query("SELECT 1 FROM asked WHERE name = ?", (name,)).fetchone() is not None
 
-    def put_asked(self, asked: Asked) -> None:
+    def put_asked(self, asked: ServedMessage) -> None:
         """Note a message and count it, once however often it comes."""
         if self.has_asked(asked.name):
             return
@@ -712,7 +712,7 @@ def _crc_of_named(run: str, client: str, row: Sequence[Any]) -> int:
     return zlib.crc32(json.dumps([run, client, *row]).encode())
 
 
-def _crc_of_adapted(run: str, adapted: Adapted, content: bytes) -> int:
+def _crc_of_adapted(run: str, adapted: AdaptedRow, content: bytes) -> int:
     return zlib.crc32(content, zlib.crc32(json.dumps([run, *adapted]).encode()))
 
 
@@ -727,7 +727,7 @@ def _rows_of(parts: Mapping[str, Mapping[bytes, int]]) -> Iterator[tuple[str, in
 
 def create(
     path: Path,
-    about: About,
+    about: FileHeader,
     rows: Iterable[tuple[Version, bytes]] = (),
     parts: Mapping[str, Mapping[bytes, int]] = {},
 ) -> None:
@@ -765,7 +765,7 @@ def create(
         ) from error
 
 
-def _about_text(about: About) -> str:
+def _about_text(about: FileHeader) -> str:
     return json.dumps({"format": FORMAT, **asdict(about)})
 
 

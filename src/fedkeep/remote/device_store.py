@@ -38,9 +38,9 @@ from fedkeep.methods import Kept, newest
 from fedkeep.methods.client import accepted
 from fedkeep.remote.device_file import (
     PATIENCE,
-    Adapted,
-    Asked,
+    AdaptedRow,
     DeviceFile,
+    ServedMessage,
     Which,
     Word,
     adapted_content,
@@ -48,7 +48,7 @@ from fedkeep.remote.device_file import (
     packed,
     unpacked,
 )
-from fedkeep.store import Default, Line, Lines, MemoryStore, Named
+from fedkeep.store import Default, LedgerLines, Line, MemoryStore, Named
 from fedkeep.store.database import check_row
 from fedkeep.store.rows import RowFormat
 from fedkeep.store.version_file import Version
@@ -123,9 +123,9 @@ class DeviceStore(MemoryStore):
         self._begun: dict[int, _Begun] = {}
         self._new: dict[int, tuple[Version, bytes]] = {}
         self._words: dict[int, dict[Which, Word]] = {}
-        self._adapted: dict[int, tuple[Adapted, bytes]] = {}
+        self._adapted: dict[int, tuple[AdaptedRow, bytes]] = {}
         self._file: DeviceFile | None = None
-        self.asked: Asked | None = None
+        self.asked: ServedMessage | None = None
 
     def open(self) -> None:
         """Take hold of the file.
@@ -160,7 +160,7 @@ class DeviceStore(MemoryStore):
             raise StoreError("The private state of the run {run!r} is not open.", run=self.run)
         return self._file
 
-    def begin(self, lines: Lines) -> None:
+    def begin(self, lines: LedgerLines) -> None:
         """Let the versions that the server's ledger names count; a staged one is accepted with the next ``flush``.
 
         Raises:
@@ -315,11 +315,11 @@ class DeviceStore(MemoryStore):
         """Return what a client staged in this message."""
         return self._unpacked(self._new[client][1])
 
-    def adapted(self, client: int) -> Adapted | None:
+    def adapted(self, client: int) -> AdaptedRow | None:
         """Return from what a client adapted last; None: it has not."""
         return self.file.adapted().get(self._id(client))
 
-    def adapted_values(self, adapted: Adapted) -> Params:
+    def adapted_values(self, adapted: AdaptedRow) -> Params:
         """Return what it adapted to.
 
         Raises:
@@ -334,7 +334,7 @@ class DeviceStore(MemoryStore):
             StoreError: a value is not finite, or they are more than a row holds.
         """
         line, who = self._line(client), self._id(client)
-        made = Adapted(who, line.version, attempt, line.attempt, round)
+        made = AdaptedRow(who, line.version, attempt, line.attempt, round)
         self._adapted[client] = made, adapted_content(values, who)
 
     def flush(self) -> None:

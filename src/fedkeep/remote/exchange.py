@@ -26,7 +26,7 @@ from fedkeep.remote.messages import (
     message_of,
     packet_of,
 )
-from fedkeep.remote.nodes import Nodes, Telling, some_of
+from fedkeep.remote.nodes import Nodes, WaitingNotice, some_of
 from fedkeep.split import Split, Upload
 from fedkeep.tasks import Task
 
@@ -39,7 +39,7 @@ HELD = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class ExchangeRules:
     """What a federation's server and devices have agreed on, and what the server puts up with.
 
     Attributes:
@@ -62,7 +62,7 @@ class Rules:
 
 
 @dataclass
-class _Sent:
+class _SentMessage:
     node: str
     orders: Mapping[str, ClientOrder]
     since: float
@@ -125,7 +125,7 @@ class Exchange:
         made: by client, what came of its steps of secure sums.
     """
 
-    rules: Rules
+    rules: ExchangeRules
     nodes: Nodes
     events: Events
     round: int
@@ -140,19 +140,19 @@ class Exchange:
     judged: list[tuple[str, Judged]] = field(default_factory=list)
     heard: set[str] = field(default_factory=set)
     made: dict[str, Mapping[Step, Mapping[str, str]]] = field(default_factory=dict)
-    _sent: dict[str, _Sent] = field(default_factory=dict)
+    _sent: dict[str, _SentMessage] = field(default_factory=dict)
     _refusals: dict[str, int] = field(default_factory=dict)
     _repeats: dict[str, int] = field(default_factory=dict)
     _busy: dict[str, float] = field(default_factory=dict)
     _fails: dict[str, int] = field(default_factory=dict)
     _taken: int = 0
     _told: bool = False
-    _telling: Telling = field(init=False)
+    _telling: WaitingNotice = field(init=False)
     _shelf: Shelf = field(init=False)
 
     def __post_init__(self) -> None:
         self._shelf = Shelf()
-        self._telling = Telling(self.nodes.transport.now, self.rules.again / BUSY)
+        self._telling = WaitingNotice(self.nodes.transport.now, self.rules.again / BUSY)
         self.open = dict(self.orders)
         self._leave_out()
         self._send(self.open)
@@ -273,7 +273,9 @@ class Exchange:
         messages = [(node, packet_of(self._work(some))) for node, some in by_node.items()]
         tickets = self.nodes.transport.send(messages) if messages else []
         for ticket, (node, some) in zip(tickets, by_node.items(), strict=True):
-            self._sent[ticket] = _Sent(node, some, now, self.rules.again * 2 ** self._repeats.get(node, 0))
+            self._sent[ticket] = _SentMessage(
+                node, some, now, self.rules.again * 2 ** self._repeats.get(node, 0)
+            )
 
     def _work(self, orders: Mapping[str, ClientOrder]) -> Work:
         rules = self.rules
@@ -287,7 +289,7 @@ class Exchange:
             leaves=rules.leaves,
         )
 
-    def _hear(self, sent: _Sent, packet: Packet | None, reason: str) -> None:
+    def _hear(self, sent: _SentMessage, packet: Packet | None, reason: str) -> None:
         orders = {client: order for client, order in sent.orders.items() if client in self.open}
         if not orders:
             return

@@ -19,7 +19,7 @@ from fedkeep.engines.adapt import NOBODY
 from fedkeep.engines.faults import Fault
 from fedkeep.engines.tally import ROWS, tallied
 from fedkeep.remote.events import Events, Kind
-from fedkeep.remote.exchange import Exchange, Rules
+from fedkeep.remote.exchange import Exchange, ExchangeRules
 from fedkeep.remote.ledger import Ledger
 from fedkeep.remote.messages import ClientOrder, Judging, Partition
 from fedkeep.remote.nodes import Nodes
@@ -30,7 +30,7 @@ from fedkeep.tasks.results import Model
 
 
 @dataclass(frozen=True)
-class _Results:
+class _RoundResults:
     """What came of judging clients as they were after a round: models asked by split, results by split."""
 
     round: int
@@ -63,7 +63,7 @@ class Fleet:
     def __init__(
         self,
         nodes: Nodes,
-        rules: Rules,
+        rules: ExchangeRules,
         lines: Ledger,
         policy: RoundPolicy,
         *,
@@ -81,7 +81,7 @@ class Fleet:
         )  # were on no node at a deadline: nobody waits for them until they are back
         self.after_commit: Callable[[], None] = lambda: None
         self._announced: tuple[list[Order], Mapping[str, Sequence[Model]]] | None = None
-        self._results: _Results | None = None
+        self._results: _RoundResults | None = None
         self._made: dict[str, int] = {}  # by client, the attempt of what it has staged
         self.best: tuple[int, VersionLedger] | None = None
         self._then: tuple[int, VersionLedger] | None = None
@@ -117,7 +117,10 @@ class Fleet:
         self._heard(exchange)
         if self._announced is not None:
             judged, asked_models = self._announced
-            self._results, self._announced = _Results(judged[0].round, asked_models, exchange.judged), None
+            self._results, self._announced = (
+                _RoundResults(judged[0].round, asked_models, exchange.judged),
+                None,
+            )
             self._tell_missed(exchange, [order.client for order in judged])
 
     def taken(self, answer: Answer) -> Answer:
@@ -146,7 +149,7 @@ class Fleet:
         exchange.finish()
         self._heard(exchange)
         self._tell_missed(exchange, [order.client for order in orders])
-        self._results = _Results(round, asked, exchange.judged)
+        self._results = _RoundResults(round, asked, exchange.judged)
         return self._joined(exchange.judged, split, tuple(models))
 
     def adapt(self, orders: Iterable[Order], adaptation: Adaptation) -> list[Judged]:

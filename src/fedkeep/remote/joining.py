@@ -19,7 +19,7 @@ from fedkeep.engines import Sampler, first_global
 from fedkeep.experiments.conductor import check_cohorts
 from fedkeep.methods import Method
 from fedkeep.remote.attendance import noted
-from fedkeep.remote.ledger import Listed, Roster
+from fedkeep.remote.ledger import Listed, RunClients
 from fedkeep.remote.policy import RoundPolicy
 
 ADDED = "added.json"
@@ -80,7 +80,7 @@ def check_rounds(mode: str, over_selection: float) -> None:
 
 
 def check_growth(
-    method: Method, net: Net, before: Roster, after: Roster, sampler: Sampler, policy: RoundPolicy
+    method: Method, net: Net, before: RunClients, after: RunClients, sampler: Sampler, policy: RoundPolicy
 ) -> None:
     """Refuse clients whom a run cannot take in on its way.
 

@@ -45,7 +45,7 @@ class Attempts:
 
 
 @dataclass(frozen=True)
-class Roster:
+class RunClients:
     """The clients of a run, by id, and which of them have examples to train on."""
 
     ids: Ids
@@ -84,9 +84,11 @@ class Roster:
         later = [(at, trains[trains < size]) for (at, _), size in zip(self.joined, sizes, strict=False)]
         return trains[trains < self.first], later
 
-    def grown(self, counts: Mapping[str, Mapping[str, int]], owners: Mapping[str, str], round: int) -> Roster:
+    def grown(
+        self, counts: Mapping[str, Mapping[str, int]], owners: Mapping[str, str], round: int
+    ) -> RunClients:
         """Return it with more clients, who may be drawn from a round on."""
-        new = Roster.of(counts, owners)
+        new = RunClients.of(counts, owners)
         keys = [*(self.keys or [""] * len(self)), *(new.keys or [""] * len(new))]
         return replace(
             self,
@@ -103,19 +105,19 @@ class Roster:
         return {"ids": list(self.ids), "counts": [dict(counts) for counts in self.counts], **keys, **joined}
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Roster:
+    def from_plain(cls, plain: Mapping[str, Any]) -> RunClients:
         """Return what ``plain`` gave."""
         joined = [(int(at), int(before)) for at, before in plain.get("joined", ())]
         return cls(check_ids(plain["ids"]), plain["counts"], plain.get("keys", ()), joined)
 
     @classmethod
-    def of(cls, counts: Mapping[str, Mapping[str, int]], owners: Mapping[str, str]) -> Roster:
+    def of(cls, counts: Mapping[str, Mapping[str, int]], owners: Mapping[str, str]) -> RunClients:
         """Return the roster of clients, by id, in an order that no node decides."""
         ids = sorted(counts)
         keys = [owners.get(client, "") for client in ids]
         return cls(check_ids(ids), [counts[client] for client in ids], keys if any(keys) else ())
 
-    def listed(self, listed: Listed | None) -> Roster:
+    def listed(self, listed: Listed | None) -> RunClients:
         """Return it as the owner lists clients now; None: as it is."""
         if listed is None:
             return self
@@ -138,7 +140,7 @@ class Ledger:
     """
 
     versions: VersionLedger
-    roster: Roster
+    roster: RunClients
     by_share: bool = False
 
     def entries(self, clients: Sequence[str]) -> dict[str, Line]:

@@ -57,7 +57,7 @@ def about_data(run: str, number: int, hello: Hello, blank: Summary, portion: Por
 
 
 @dataclass
-class _Sum:
+class _ClientSum:
     """One sum, as a client knows it.
 
     Attributes:
@@ -77,7 +77,7 @@ class _Sum:
     loss: float = float("nan")
 
 
-class Sums:
+class DeviceSums:
     """The secure sums of a run on one device, on its disk.
 
     Args:
@@ -105,13 +105,15 @@ class Sums:
                 )
             cohort = _cohort(ask)
             secrets = SecureClient(party, bound, threshold_for(cohort, self.threshold))
-            found = _Sum(cohort, secrets, made={"keys": secrets.keys().to_bytes().hex()})
+            found = _ClientSum(cohort, secrets, made={"keys": secrets.keys().to_bytes().hex()})
             found.answered["keys"] = _digest(ask, attempt)
             self._write(party, dict(sorted({**sums, ask.sum: found}.items())[-LIVE:]))
         self._check_same(party, found, ask, attempt)
         return found.made
 
-    def _step(self, party: str, ask: Ask, attempt: int, act: Callable[[_Sum, SecureClient], None]) -> _Sum:
+    def _step(
+        self, party: str, ask: Ask, attempt: int, act: Callable[[_ClientSum, SecureClient], None]
+    ) -> _ClientSum:
         """Take a step that follows others, or return what it gave."""
         sums = self._read(party)
         found = sums.get(ask.sum)
@@ -129,7 +131,7 @@ class Sums:
         self._check_same(party, found, ask, attempt)
         return found
 
-    def _check_same(self, party: str, found: _Sum, ask: Ask, attempt: int) -> None:
+    def _check_same(self, party: str, found: _ClientSum, ask: Ask, attempt: int) -> None:
         """Refuse another message of a step that was answered, and what came before the last one."""
         if found.answered[ask.step] != _digest(ask, attempt) or ask.step != list(found.answered)[-1]:
             raise SecureSumError(
@@ -140,7 +142,7 @@ class Sums:
                 sum=ask.sum,
             )
 
-    def _read(self, party: str) -> dict[int, _Sum]:
+    def _read(self, party: str) -> dict[int, _ClientSum]:
         """Return a party's sums by number; none, where there is no file."""
         path = self._place(party)
         if not path.exists():
@@ -156,7 +158,7 @@ class Sums:
                 path, f"The secrets of {party!r} for secure sums cannot be read: {reason}."
             )
 
-    def _unreadable(self, path: Path, said: str) -> dict[int, _Sum]:
+    def _unreadable(self, path: Path, said: str) -> dict[int, _ClientSum]:
         """Return the sums to go on with where they cannot be read; StoreError: there are none."""
         raise StoreError(
             "{said} Begin a new run, or remove {path} where it has told nothing in this one yet.",
@@ -164,7 +166,7 @@ class Sums:
             path=path.name,
         )
 
-    def _write(self, party: str, sums: Mapping[int, _Sum]) -> None:
+    def _write(self, party: str, sums: Mapping[int, _ClientSum]) -> None:
         packet = Packet(
             {"kind": "sums", "sums": {str(number): _to_plain(one) for number, one in sums.items()}},
             {str(number): one.vector for number, one in sums.items() if one.vector is not None},
@@ -185,13 +187,13 @@ BEFORE = "\x1fbefore the rounds: "
 """Stands, with the part of the summary, for a client, in whose place a file is: no client has such an id."""
 
 
-class Preparing(Sums):
+class Preparing(DeviceSums):
     """What a device tells before the first round, in secure sums over devices.
 
     A device that has unmasked a sum of a part of what it tells takes part in no other one in the same run.
 
     Args:
-        states, threshold: as for `Sums`.
+        states, threshold: as for `DeviceSums`.
         portion: which portion, see `messages.Portion`.
     """
 
@@ -218,7 +220,7 @@ class Preparing(Sums):
             StoreError: secrets can't be read or written.
         """
 
-        def mask(found: _Sum, secrets: SecureClient) -> None:
+        def mask(found: _ClientSum, secrets: SecureClient) -> None:
             if secrets.round != bound():
                 raise SecureSumError(
                     "This device was asked for another sum than the one that it has made keys for."
@@ -237,11 +239,11 @@ class Preparing(Sums):
         return dict(found.made), found.vector if ask.step == "masked" else None
 
 
-class Masking(Sums):
+class Masking(DeviceSums):
     """The secure sums of a run's clients on one device.
 
     Args:
-        states: as for `Sums`.
+        states: as for `DeviceSums`.
         rule: clipping, range and threshold, as the device's own configuration says.
         split: makes what leaves.
         declared: zeros of what clients send along, under ``server/NAME``.
@@ -285,7 +287,7 @@ class Masking(Sums):
         if upload is None:
             return answer
 
-        def mask(found: _Sum, secrets: SecureClient) -> None:
+        def mask(found: _ClientSum, secrets: SecureClient) -> None:
             vectors = Vectors(self.rule, {**one.sent.params, **self.declared}, found.cohort)
             masked = secrets.masked(_plain(ask.given), vectors.vector(upload))
             found.vector = torch.from_numpy(masked.view(vectors.ring.signed))
@@ -306,7 +308,7 @@ class Masking(Sums):
             elif ask.step != "masked":
                 yield ask.step, self._step(client, ask, attempt, acts[ask.step](ask)).made
 
-    def _answer(self, client: str, found: _Sum) -> ClientAnswer:
+    def _answer(self, client: str, found: _ClientSum) -> ClientAnswer:
         assert found.vector is not None
         return ClientAnswer(
             client=client,
@@ -314,7 +316,7 @@ class Masking(Sums):
             upload=self.split.arrived({VECTOR: found.vector}, found.weight, {}),
         )
 
-    def _unreadable(self, path: Path, said: str) -> dict[int, _Sum]:
+    def _unreadable(self, path: Path, said: str) -> dict[int, _ClientSum]:
         """Remove secrets that cannot be read: the client makes new keys for the next sum."""
         with raising(
             StoreError,
@@ -342,8 +344,8 @@ def _cohort(ask: Ask) -> int:
     return int(told)
 
 
-def _shares(ask: Ask) -> Callable[[_Sum, SecureClient], None]:
-    def act(found: _Sum, secrets: SecureClient) -> None:
+def _shares(ask: Ask) -> Callable[[_ClientSum, SecureClient], None]:
+    def act(found: _ClientSum, secrets: SecureClient) -> None:
         keys = {name: Keys.from_bytes(content) for name, content in _plain(ask.given).items()}
         if len(keys) > found.cohort:
             raise SecureSumError(
@@ -356,8 +358,8 @@ def _shares(ask: Ask) -> Callable[[_Sum, SecureClient], None]:
     return act
 
 
-def _revealed(ask: Ask) -> Callable[[_Sum, SecureClient], None]:
-    def act(found: _Sum, secrets: SecureClient) -> None:
+def _revealed(ask: Ask) -> Callable[[_ClientSum, SecureClient], None]:
+    def act(found: _ClientSum, secrets: SecureClient) -> None:
         shares = secrets.revealed(list(ask.given))
         found.made = {SEEDS + name: share.hex() for name, share in shares.seeds.items()}
         found.made |= {KEYS + name: share.hex() for name, share in shares.keys.items()}
@@ -385,7 +387,7 @@ def _digest(ask: Ask, attempt: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _to_plain(one: _Sum) -> dict[str, Any]:
+def _to_plain(one: _ClientSum) -> dict[str, Any]:
     secrets = None if one.secrets is None else one.secrets.to_plain()
     loss = one.loss.hex()  # JSON has no NaN
     return {
@@ -398,9 +400,9 @@ def _to_plain(one: _Sum) -> dict[str, Any]:
     }
 
 
-def _from_plain(plain: Mapping[str, Any], vector: torch.Tensor | None) -> _Sum:
+def _from_plain(plain: Mapping[str, Any], vector: torch.Tensor | None) -> _ClientSum:
     secrets = None if plain["secrets"] is None else SecureClient.from_plain(plain["secrets"])
     loss = float.fromhex(plain["loss"])
-    return _Sum(
+    return _ClientSum(
         plain["cohort"], secrets, dict(plain["answered"]), plain["made"], vector, plain["weight"], loss
     )

@@ -500,7 +500,7 @@ class Encode(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fits(Message):
+class EncodingFits(Message):
     """A node's answer to ``Encode``: the clients that take part, each with its numbers of examples by partition.
 
     ``unfit`` are those whose data cannot be used.

@@ -47,13 +47,13 @@ from fedkeep.remote.agreement import (
     refusal,
     told_counts,
 )
-from fedkeep.remote.device_file import About, DeviceFile, create, file_of, locked, packed
+from fedkeep.remote.device_file import DeviceFile, FileHeader, create, file_of, locked, packed
 from fedkeep.remote.device_store import DeviceStore, OnMissing
 from fedkeep.remote.masking import Masking, Preparing, about_data
 from fedkeep.remote.messages import (
     LEAVES,
     Encode,
-    Fits,
+    EncodingFits,
     Hello,
     Here,
     Packet,
@@ -68,7 +68,7 @@ from fedkeep.remote.messages import (
 from fedkeep.remote.migration import OnChange, migrated, opted_out
 from fedkeep.remote.own_data import fitting, settled
 from fedkeep.remote.serving import serve
-from fedkeep.remote.tally import Limits, Most, Signed, Tally, asked_of
+from fedkeep.remote.tally import Limits, Most, SignedWords, Tally, asked_of
 from fedkeep.remote.told import lanes_told
 from fedkeep.store import Line
 from fedkeep.store.rows import RowFormat
@@ -83,7 +83,7 @@ MOST_RUNS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class OwnerTerms:
     """What a device's owner lays down.
 
     Attributes:
@@ -166,13 +166,13 @@ class Node:
         signed: by the text of each experiment that may be trained here, what is signed beside it; None: any may be.
     """
 
-    signed: Mapping[str, Signed] | None = None
+    signed: Mapping[str, SignedWords] | None = None
 
     def __init__(
         self,
         source: Source,
         folder: Path,
-        terms: Terms,
+        terms: OwnerTerms,
         experiment: Experiment,
         *,
         engine: Engine | None = None,
@@ -282,7 +282,7 @@ class Node:
         if not len(self.source.ids):
             raise RefusalError("This device has no client's data.")
 
-    def _encoding(self, message: Encode) -> Fits:
+    def _encoding(self, message: Encode) -> EncodingFits:
         running = self._built(message.hello, message.encoding, message.fingerprint)
         if message.run in self._runs:
             self._runs[message.run].store.close()
@@ -306,7 +306,7 @@ class Node:
         data = running.job.data
         counts = {split: counts_of(data, split, self.terms.judges).tolist() for split in SPLITS}
         counts["train"] = told_counts(data, running.job.method).tolist()
-        return Fits(
+        return EncodingFits(
             run=message.run,
             clients={
                 str(client): {split: counts[split][place] for split in SPLITS}
@@ -384,7 +384,7 @@ class Node:
     def _create(self, path: Path, message: Encode, running: Running, agreed: Mapping[str, Any]) -> None:
         """Make the run's file; with ``continue_from`` clients begin it with what they kept of that run."""
         default, old = running.store.default, message.hello.continue_from
-        about = About(
+        about = FileHeader(
             owner=self.terms.owner,
             run=message.run,
             columns=RowFormat(default.initial).columns(),

@@ -31,12 +31,12 @@ from fedkeep.experiments.config import OF_CHARACTERS, DataConfig, parse_config, 
 from fedkeep.experiments.config_tables import Strict, Table, made_of
 from fedkeep.experiments.environment import check_device
 from fedkeep.methods import Method
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.own_data import of_clients
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnDevice(Terms):
+class OwnDevice(OwnerTerms):
     """The table ``[device]``: the owner's terms, and what is the device's own.
 
     Attributes:

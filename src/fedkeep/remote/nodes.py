@@ -26,7 +26,7 @@ from fedkeep.remote.ledger import Listed
 from fedkeep.remote.messages import (
     UNFIT,
     Encode,
-    Fits,
+    EncodingFits,
     Hello,
     Here,
     Message,
@@ -233,7 +233,7 @@ class Nodes:
             elif node.state == "asked":
                 self._is_here(name, node, message_of(packet, Here))
             else:
-                self._fits(name, node, message_of(packet, Fits))
+                self._fits(name, node, message_of(packet, EncodingFits))
         except UploadError as error:
             self._refused(name, str(error))
 
@@ -287,7 +287,7 @@ class Nodes:
         if self._encode is not None:
             self._send_encoding(name, self._encode)
 
-    def _fits(self, name: str, node: _Node, fits: Fits) -> None:
+    def _fits(self, name: str, node: _Node, fits: EncodingFits) -> None:
         _check_ids([*fits.clients, *fits.unfit])
         if not all(0 <= count < 2**63 for counts in fits.clients.values() for count in counts.values()):
             raise UploadError("its numbers of examples make no sense.")
@@ -371,7 +371,7 @@ SOME = 3  # names that a line holds
 
 
 @dataclass
-class Telling:
+class WaitingNotice:
     """When to say that something is waited for.
 
     Attributes:
@@ -420,7 +420,7 @@ def wait_for_clients(
         ConfigError: there are too few, or a client is on two nodes.
     """
     now = nodes.transport.now
-    end, telling = now() + patience, Telling(now)
+    end, telling = now() + patience, WaitingNotice(now)
     nodes.look()
     there = count()
     while (there < wanted or nodes.waiting) and not nodes.twice and now() < end:

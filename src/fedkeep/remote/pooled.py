@@ -54,7 +54,7 @@ def pooled(nodes: Nodes, *, patience: float, poll: float) -> Summary:
 
 
 @dataclass
-class _Asked:
+class _LastRequest:
     """What a party was asked last.
 
     Attributes:
@@ -201,7 +201,7 @@ class _Pooling:
         take: Callable[[str, Prepared], None],
     ) -> list[str]:
         """Ask parties for a step, again where they are silent; return who has answered."""
-        asked, here, began = {party: _Asked() for party in given}, list[str](), self._now()
+        asked, here, began = {party: _LastRequest() for party in given}, list[str](), self._now()
         late = began + LATE * self.nodes.patience
         while asked and self._now() < self.end:
             # Before anything is unmasked a sum of fewer can begin anew; afterwards there is no other.
@@ -232,7 +232,9 @@ class _Pooling:
             )
         return here
 
-    def _send(self, step: Step, given: Mapping[str, Mapping[str, str]], asked: Mapping[str, _Asked]) -> None:
+    def _send(
+        self, step: Step, given: Mapping[str, Mapping[str, str]], asked: Mapping[str, _LastRequest]
+    ) -> None:
         """Ask those parties that were not asked yet, are on another node by now, or have been silent."""
         place = {min(here.clients): name for name, here in self.nodes.here.items() if here.clients}
         hello = self.nodes.hello
@@ -248,7 +250,7 @@ class _Pooling:
             one.node, one.due = node, self._now() + self.nodes.patience
 
     def _heard(
-        self, party: str, step: Step, packet: Packet | None, asked: Mapping[str, _Asked]
+        self, party: str, step: Step, packet: Packet | None, asked: Mapping[str, _LastRequest]
     ) -> Prepared | None:
         """Return an answer; None: it is to be asked again soon, or has refused."""
         one, run = asked[party], self.nodes.hello.run

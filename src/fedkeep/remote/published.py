@@ -43,9 +43,9 @@ from fedkeep.experiments.toml import to_toml
 from fedkeep.methods import Method, Sent
 from fedkeep.methods.base import forward
 from fedkeep.remote import fingerprint
-from fedkeep.remote.device_file import About, Adapted, DeviceFile, adapted_content, create, file_of
+from fedkeep.remote.device_file import AdaptedRow, DeviceFile, FileHeader, adapted_content, create, file_of
 from fedkeep.remote.device_store import counted
-from fedkeep.remote.ledger import Roster
+from fedkeep.remote.ledger import RunClients
 from fedkeep.remote.node_config import NodeConfig, experiment, read_node_config
 from fedkeep.remote.own_data import fitting, of_clients, settled
 from fedkeep.store import MemoryStore
@@ -99,7 +99,7 @@ def published_of(folder: Path, clients: Sequence[str] = (), *, last: bool = Fals
     commit = read_commit(folder, info)
     if not commit.round:
         raise RunError("{folder} has finished no round yet, so there is nothing to publish.", folder=folder)
-    text, encoding, roster = str(info["config_text"]), info["encoding"], Roster.from_plain(info["roster"])
+    text, encoding, roster = str(info["config_text"]), info["encoding"], RunClients.from_plain(info["roster"])
     method, net = _built(text, encoding)
     first = first_global(method, net, roster)
     moment = commit.moment if last or not commit.best.server else commit.best
@@ -194,7 +194,7 @@ class Models:
             source = of_clients(source, device.clients, f"{config}: device.clients")
         data, self.unfit = fitting(source, Encoding.from_json(json.dumps(published.encoding)))
         self.adapted: dict[str, Params] = {}
-        self.trained: dict[str, Adapted] = {}
+        self.trained: dict[str, AdaptedRow] = {}
         """By client, the version that counted after the round, as what the client would adapt from."""
         self.notes: dict[str, str] = {}
         store, self.newest = MemoryStore(self.default, data.ids), 0
@@ -243,7 +243,9 @@ class Models:
             if version is not None:
                 values = {n: v.unsqueeze(0) for n, v in file.values(version).items()}
                 store.write([store.ids.index(name)], values)
-                self.trained[name] = Adapted(name, version.version, 0, version.attempt, self.published.round)
+                self.trained[name] = AdaptedRow(
+                    name, version.version, 0, version.attempt, self.published.round
+                )
         for name, found in file.adapted().items():
             if name in clients and found.round == self.published.round:
                 self.adapted[name] = file.adapted_values(found)
@@ -381,14 +383,14 @@ class Models:
         path = file_of(self.folder, self.published.run)
         if not path.exists():  # a device that joins after training
             columns = RowFormat(self.default.initial).columns()
-            about = About(owner=self.owner, run=self.published.run, columns=columns)
+            about = FileHeader(owner=self.owner, run=self.published.run, columns=columns)
             create(path, about)
         done = [str(client) for client in found.clients]
         with closing(DeviceFile(path, self.owner)) as file:
             before, rows = file.adapted(), []
             for name in done:
                 attempt = before[name].attempt if name in before else 0
-                made = self.trained.get(name, Adapted(name, 0, 0, 0, self.published.round))
+                made = self.trained.get(name, AdaptedRow(name, 0, 0, 0, self.published.round))
                 values = {n: v.cpu() for n, v in found.own(name).items()}
                 rows.append((made._replace(attempt=attempt), adapted_content(values, name)))
                 self.adapted[name] = values

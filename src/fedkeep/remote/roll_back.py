@@ -21,13 +21,13 @@ from fedkeep.core.errors import RunError, check_range
 from fedkeep.core.files import beside, sync_folder, whole_or_error, write_of_run
 from fedkeep.core.run_files import Commit, read_commit, read_info
 from fedkeep.experiments.run_directory import RunDirectory, files_of
-from fedkeep.privacy.ledger import FILE, Ledger, marks
+from fedkeep.privacy.ledger import FILE, BudgetLedger, marks
 
 FOLDER = "kept"
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptRounds:
     """Keeps the last rounds of a run.
 
     Attributes:
@@ -84,7 +84,7 @@ def roll_back(folder: Path, round: int) -> None:
         info.pop("error", None)  # of a round that is taken back
         commit = read_commit(place, info)
         if "ledger" in commit.extra:  # what was released up to now stays charged
-            Ledger.read(folder / FILE, str(info["run"]), marks(info, read_commit(folder, info).extra))
+            BudgetLedger.read(folder / FILE, str(info["run"]), marks(info, read_commit(folder, info).extra))
         directory.write_info(info)
         with whole_or_error(folder):
             for name in _files(commit):

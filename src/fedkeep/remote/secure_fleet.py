@@ -36,7 +36,7 @@ PARDON = 10
 
 
 @dataclass
-class _Sum:
+class _RoundSum:
     """The sum of one round.
 
     Attributes:
@@ -82,8 +82,8 @@ class SecureFleet(Fleet):
         self.vectors: Vectors | None = None
         # Who dealt a wrong share, and who says so: in which round.
         self._blamed = dict[tuple[str, str], int]()
-        self._now: _Sum | None = None
-        self._next: _Sum | None = None
+        self._now: _RoundSum | None = None
+        self._next: _RoundSum | None = None
 
     def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
         """Let clients train as ever; each upload is a masked vector.
@@ -132,7 +132,7 @@ class SecureFleet(Fleet):
             self.events.note("refused", said, client=client)
         return total
 
-    def _begin(self, round: int, cohort: Sequence[str]) -> _Sum:
+    def _begin(self, round: int, cohort: Sequence[str]) -> _RoundSum:
         """Return this round's sum, with shares: the one that was asked for ahead, or a new one."""
         here, self._next = self._next, None
         if here is None or (here.round, here.cohort) != (round, cohort) or not here.enough:
@@ -155,7 +155,7 @@ class SecureFleet(Fleet):
             here.server.shares_for(next(iter(here.ready), ""))
         return here
 
-    def _new(self, round: int, cohort: Sequence[str]) -> _Sum | None:
+    def _new(self, round: int, cohort: Sequence[str]) -> _RoundSum | None:
         """Return the sum of a round, of which nobody was asked; None: nobody, or one alone, is in it."""
         assert self.vectors is not None
         vectors = Vectors(self.rule, self.vectors.start, len(cohort))
@@ -163,7 +163,9 @@ class SecureFleet(Fleet):
             return None
         number = self._next_attempt()
         name, size, kind = about(self.rules.run, number), vectors.size, vectors.ring.dtype
-        return _Sum(round, cohort, number, SecureServer(name, vectors.threshold, size, kind, self._spent))
+        return _RoundSum(
+            round, cohort, number, SecureServer(name, vectors.threshold, size, kind, self._spent)
+        )
 
     def _with_judging(self, orders: Sequence[Order]) -> dict[str, ClientOrder]:
         """Return a round's orders, each with the shares for its client; and those to the next cohort for keys."""
@@ -201,7 +203,7 @@ class SecureFleet(Fleet):
             said = f"Client {client!r} cannot open the share that client {dealer!r} sealed for it."
             self.events.note("refused", said, client=dealer)
 
-    def _left_out(self, one: _Sum) -> set[str]:
+    def _left_out(self, one: _RoundSum) -> set[str]:
         """Return the fewest clients without whom nobody has been blamed of late; nobody, if too few would be left."""
         left, out = [pair for pair, at in self._blamed.items() if at > one.round - PARDON], set[str]()
         while left:
@@ -218,7 +220,7 @@ class SecureFleet(Fleet):
             self.tell_fault(client, exchange.answer(client).fault)
         return exchange
 
-    def _ask_shares(self, one: _Sum | None, asks: dict[str, list[Ask]]) -> None:
+    def _ask_shares(self, one: _RoundSum | None, asks: dict[str, list[Ask]]) -> None:
         """Add what those are asked who have sent keys; nobody, where they are too few."""
         try:
             keys = {} if one is None else one.server.keys()
@@ -230,7 +232,7 @@ class SecureFleet(Fleet):
             assert one is not None
             asks.setdefault(client, []).append(one.ask("shares", given))
 
-    def _take_keys(self, one: _Sum, exchange: Exchange) -> None:
+    def _take_keys(self, one: _RoundSum, exchange: Exchange) -> None:
         out = self._left_out(one)
 
         def take(client: str, made: Mapping[str, str]) -> None:
@@ -243,7 +245,7 @@ class SecureFleet(Fleet):
 
         self._take(exchange, "keys", take)
 
-    def _take_shares(self, one: _Sum | None, exchange: Exchange) -> None:
+    def _take_shares(self, one: _RoundSum | None, exchange: Exchange) -> None:
         def take(client: str, made: Mapping[str, str]) -> None:
             assert one is not None
             one.server.add_shares(client, {name: bytes.fromhex(box) for name, box in made.items()})
@@ -289,7 +291,7 @@ class SecureFleet(Fleet):
         return upload.deltas[VECTOR].cpu().numpy().view(self.vectors.ring.dtype)
 
     @property
-    def _sum(self) -> _Sum:
+    def _sum(self) -> _RoundSum:
         assert self._now is not None, "a round begins with train"
         return self._now
 

@@ -34,15 +34,15 @@ from fedkeep.remote.attendance import attendance_of, dropped_from
 from fedkeep.remote.buffered import Buffered, check_buffered
 from fedkeep.remote.continued import begun, encoding_from, older_for
 from fedkeep.remote.events import Events
-from fedkeep.remote.exchange import Rules
+from fedkeep.remote.exchange import ExchangeRules
 from fedkeep.remote.joining import added_to, check_growth, listed_with
-from fedkeep.remote.ledger import Attempts, Ledger, Listed, Roster
+from fedkeep.remote.ledger import Attempts, Ledger, Listed, RunClients
 from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.nodes import Nodes, some_of, wait_for_clients
 from fedkeep.remote.policy import Retries, RoundPolicy
 from fedkeep.remote.pooled import pooled
-from fedkeep.remote.roll_back import Kept
+from fedkeep.remote.roll_back import KeptRounds
 from fedkeep.remote.secure_fleet import fleet_of, summing
 from fedkeep.remote.transport import Transport
 from fedkeep.tasks import Task, tasks_in
@@ -63,7 +63,7 @@ class Federation(RunSettings):
         name: for reports.
         text: the configuration that devices build the experiment from.
         build: makes model and method, given the encoding as JSON; devices do the same.
-        summarise: the rules by which devices tell of their data, see ``Rules``.
+        summarise: the rules by which devices tell of their data, see ``ExchangeRules``.
         secure: the numbers of what they tell leave in secure sums alone, whose threshold this is; None: in the clear.
         clients: how many clients must be there for the run to begin.
         seed: everything random follows from it, as for ``simulate``.
@@ -128,7 +128,7 @@ def serve_run(
         only: train nothing. ``"judge"``: measure the models of the best round on all clients and write
             ``judged.jsonl``. ``"adapt"``: let all clients adapt to them on their devices, which keep the result; with ``evaluate_adapted`` measure
             it too, where devices' owners allow it, and write ``adapted.jsonl``.
-        poll, again: as in ``Rules``.
+        poll, again: as in ``ExchangeRules``.
         progress: as for ``simulate``.
 
     Returns:
@@ -184,7 +184,7 @@ class _Serving:
             listed=lambda: listed_with(listed, added_to(self.out)),
         )
         if goes_on:
-            self.roster = Roster.from_plain(info["roster"]).listed(self.nodes.listed)
+            self.roster = RunClients.from_plain(info["roster"]).listed(self.nodes.listed)
             self.nodes.owners = self.roster.owners
         else:
             self.nodes.owners = {} if older is None else dict(older.owners)
@@ -212,7 +212,7 @@ class _Serving:
         if not goes_on:
             self._wait("fit the encoding", lambda: len(self.nodes.place))
             counts = {client: self.nodes.counts[client] for client in self.nodes.place}
-            self.roster = Roster.of(counts, self.nodes.owners)
+            self.roster = RunClients.of(counts, self.nodes.owners)
             if older is not None:
                 older.tell_of(self.roster.ids, self.events)
         self.first = first
@@ -225,7 +225,7 @@ class _Serving:
 
     def run(self, pause: float, keep_rounds: int, progress: bool | None) -> list[Record]:
         """Run the rounds that are left, and tell devices of the last."""
-        kept, retries = Kept(self.out, keep_rounds), Retries(pause)
+        kept, retries = KeptRounds(self.out, keep_rounds), Retries(pause)
         while not self._ends(retries, kept, progress):
             self._take_in()
         conductor = self._conductor
@@ -236,7 +236,7 @@ class _Serving:
             self.events.note("round", line)
         return conductor.history
 
-    def _ends(self, retries: Retries, kept: Kept, progress: bool | None) -> bool:
+    def _ends(self, retries: Retries, kept: KeptRounds, progress: bool | None) -> bool:
         """Run rounds, and tell devices of the last; False: there are other clients to draw from before it."""
         conductor, drive = self._conductor, self._drive(progress)
         self.fleet.after_commit = kept.keep
@@ -413,7 +413,7 @@ class _Serving:
         federation, sampler, method = self.federation, conductor.sampler, conductor.method
         conductor.recover(Sequential())
         conductor.server = conductor.server.but(population=sampler.population(conductor.server.round))
-        rules = Rules(
+        rules = ExchangeRules(
             run=directory.id,
             fingerprint=fingerprint.digest(self.parts),
             encoding=self.parts["encoding"],

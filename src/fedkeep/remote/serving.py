@@ -23,11 +23,11 @@ from fedkeep.methods import Sent
 from fedkeep.methods.checks import UPLOAD
 from fedkeep.privacy.secure.messages import WrongShareError
 from fedkeep.remote.agreement import kind_of, place_of, raised_here
-from fedkeep.remote.device_file import Adapted
+from fedkeep.remote.device_file import AdaptedRow
 from fedkeep.remote.device_store import DeviceStore, MissingError, OnMissing
 from fedkeep.remote.masking import Masking
 from fedkeep.remote.messages import UNFIT, Answers, ClientAnswer, ClientOrder, Partition, Step, Work
-from fedkeep.store import Line, Lines, Named
+from fedkeep.store import LedgerLines, Line, Named
 from fedkeep.tasks.results import Model
 
 Tell = Callable[[str], None]
@@ -196,7 +196,7 @@ def _begin(
     if place < 0:
         raise LostError("Client {client!r} is not on this device.", client=client)
     try:
-        store.begin(Lines.of({place: line}))
+        store.begin(LedgerLines.of({place: line}))
     except MissingError as error:
         if on_missing == "refuse" or attempt <= error.late:
             raise
@@ -306,7 +306,7 @@ def _adapted_before(work: Work, one: ClientOrder, store: DeviceStore, place: int
     if one.adapt and (found is None or found.attempt < work.attempt):
         return None
     attempt = work.attempt if one.adapt or found is None else found.attempt
-    if found != Adapted(client, one.version, attempt, one.attempt, work.round):
+    if found != AdaptedRow(client, one.version, attempt, one.attempt, work.round):
         raise StoreError(
             "Client {client!r} has not adapted from version {version} in round {round}, or has adapted by a "
             "later order. Let it adapt first.",

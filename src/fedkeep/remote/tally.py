@@ -21,7 +21,7 @@ from pydantic import Field
 from fedkeep.core.describe import digest
 from fedkeep.engines import Judged
 from fedkeep.remote.agreement import RefusalError
-from fedkeep.remote.device_file import Asked, Counts, DeviceFile, Score, hashed
+from fedkeep.remote.device_file import Counts, DeviceFile, Score, ServedMessage, hashed
 from fedkeep.remote.messages import ClientAnswer, Packet, Partition, Work
 
 AGAIN = 10
@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signed:
+class SignedWords:
     """What the owner of a project has signed beside an experiment's text.
 
     Attributes:
@@ -67,10 +67,10 @@ class Signed:
     limits: Limits = Limits()
 
 
-def asked_of(packet: Packet, work: Work) -> Asked:
+def asked_of(packet: Packet, work: Work) -> ServedMessage:
     """Return what a message asks."""
     head = json.dumps([packet.header, digest(packet.tensors)], sort_keys=True)
-    return Asked(
+    return ServedMessage(
         hashlib.sha256(head.encode()).hexdigest(),
         time.time(),
         work.round,
@@ -97,7 +97,7 @@ class Tally:
         file: DeviceFile,
         limits: Limits,
         least: int,
-        asked: Asked,
+        asked: ServedMessage,
         counts: Callable[[Partition], Mapping[str, int]],
     ) -> None:
         self.file, self.limits, self.least, self.asked, self.counts = file, limits, least, asked, counts

@@ -18,7 +18,7 @@ from fedkeep.core.records import Record, read_records
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.data import SPLITS
 from fedkeep.privacy.ledger import FILE as LEDGER
-from fedkeep.privacy.ledger import Ledger, marks
+from fedkeep.privacy.ledger import BudgetLedger, marks
 from fedkeep.remote.attendance import Attendance, attendance_of
 from fedkeep.remote.device_file import LogLine
 from fedkeep.report.wording import metric_name, number, size
@@ -76,7 +76,7 @@ def view_of(run: Path) -> View:
     epsilon = None
     with suppress(FedkeepError):  # it is written apart from the rounds: the next look has it
         if (run / LEDGER).exists():
-            ledger = Ledger.read(run / LEDGER, info["run"], marks(info, commit.extra))
+            ledger = BudgetLedger.read(run / LEDGER, info["run"], marks(info, commit.extra))
             epsilon = ledger.spent(None, ledger.terms.accountant), ledger.terms.budget
     state, faults = dict.fromkeys(map(str, attendance.roster.ids), "here"), []
     for event in _events(run / "events.jsonl"):

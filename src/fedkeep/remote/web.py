@@ -117,7 +117,7 @@ def serve(
     class Handler(_Handler):
         """Answers for these models."""
 
-    Handler.answer, Handler.token, Handler.most = Answers(models, only, shared), token, most
+    Handler.answer, Handler.token, Handler.most = PredictionQueue(models, only, shared), token, most
     with raising(
         ConfigError,
         "Nothing can listen at {host}:{port} ({why}). Name another with --port.",
@@ -133,7 +133,7 @@ def serve(
     return server
 
 
-class Answers:
+class PredictionQueue:
     """Predictions for requests, one after the other.
 
     Args:

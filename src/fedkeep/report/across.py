@@ -19,7 +19,15 @@ from fedkeep.metrics.worth.best import standings
 from fedkeep.report import wording
 from fedkeep.report.blocks import Content, Section, Text
 from fedkeep.report.page import write_content
-from fedkeep.report.standings import Compared, Found, in_paper, said, unlike, write_document, write_table
+from fedkeep.report.standings import (
+    Compared,
+    FoundComparison,
+    in_paper,
+    said,
+    unlike,
+    write_document,
+    write_table,
+)
 from fedkeep.report.tables import Table, mean_std
 
 RANK = "average rank"
@@ -125,7 +133,7 @@ def by_group(c: Compared, group: Mapping[str, str]) -> dict[str, Compared]:
     return found
 
 
-def by_data(found: Mapping[str, Found]) -> dict[str, Compared]:
+def by_data(found: Mapping[str, FoundComparison]) -> dict[str, Compared]:
     """Return every data set's comparison by its name; of one with several tasks each task's."""
     return {
         f"{name}, {wording.printable(c.task)}" if c.task else name: c
@@ -134,7 +142,7 @@ def by_data(found: Mapping[str, Found]) -> dict[str, Compared]:
     }
 
 
-def write_across(found: Mapping[str, Found], folder: Path) -> Path:
+def write_across(found: Mapping[str, FoundComparison], folder: Path) -> Path:
     """Write a page, and ``tables/data-sets``, about comparisons of several data sets; return the page's path.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedkeep.report import wording
 from fedkeep.report.blocks import Block, Figure, Section
-from fedkeep.report.charts import SLOTS, Legend, Lines, Series, palette_of, point_of, user_maps
+from fedkeep.report.charts import SLOTS, Curve, Legend, Lines, palette_of, point_of, user_maps
 from fedkeep.report.groups import Configuration
 from fedkeep.report.tables import Table
 
@@ -119,7 +119,7 @@ def cold_start_series(analysis: Analysis) -> list[Any]:
     return found
 
 
-def _cold_start_curve(entry: Analysis, slot: str) -> Series:
+def _cold_start_curve(entry: Analysis, slot: str) -> Curve:
     """Return a curve over the numbers of k; places whose mean is not known are left out."""
     std = entry.get("std") or [None] * len(entry["mean"])
     known = [
@@ -128,7 +128,7 @@ def _cold_start_curve(entry: Analysis, slot: str) -> Series:
     band = [(m - s, m + s) for _, m, s in known if s is not None]
     low, high = ([b[0] for b in band], [b[1] for b in band]) if len(band) == len(known) else ([], [])
     label = wording.printable(entry.get("name") or "")
-    return Series(
+    return Curve(
         label, tuple(k[0] for k in known), tuple(k[1] for k in known), slot, False, tuple(low), tuple(high)
     )
 
@@ -143,7 +143,7 @@ def _time(analysis: Analysis, label: str) -> Iterator[Block]:
     table = Table(("clients in the cohort", "time", "time per client"), rows)
     log = pairs[-1][0] / pairs[0][0] > 20
     chart = Lines(
-        series=(Series("", tuple(c for c, _ in pairs), tuple(s for _, s in pairs), "0"),),
+        series=(Curve("", tuple(c for c, _ in pairs), tuple(s for _, s in pairs), "0"),),
         x_label="clients in the cohort",
         y_label="Time per round",
         y_format=wording.duration,

@@ -67,7 +67,7 @@ class Legend:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class Curve:
     """A curve: places, values, and where known a band from ``low`` to ``high``."""
 
     label: str
@@ -96,7 +96,7 @@ class Lines:
         references: values to compare with, and their names.
     """
 
-    series: tuple[Series, ...]
+    series: tuple[Curve, ...]
     x_label: str
     y_label: str
     heading: str = ""
@@ -273,7 +273,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class UserMap:
+class UserMapChart:
     """A map of user vectors: both axes in the same scale."""
 
     heading: str
@@ -281,7 +281,7 @@ class UserMap:
     note: str
 
 
-Chart = Lines | Spread | Bars | Ranks | Gains | Grid | UserMap
+Chart = Lines | Spread | Bars | Ranks | Gains | Grid | UserMapChart
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +334,7 @@ def palette_of(analysis: Mapping[str, Any]) -> Palette:
     return Palette(name, {trait: i for i, trait in enumerate(shown)})
 
 
-def user_maps(analysis: Mapping[str, Any], palette: Palette) -> list[UserMap]:
+def user_maps(analysis: Mapping[str, Any], palette: Palette) -> list[UserMapChart]:
     """Return a map for each panel. A user has the same number in all panels, so that the page can show it in each."""
     panels = analysis["panels"]
     clients = dict.fromkeys(p["client"] for panel in panels for p in panel["points"])
@@ -360,7 +360,7 @@ def user_maps(analysis: Mapping[str, Any], palette: Palette) -> list[UserMap]:
             )
             for p in points
         ]
-        maps.append(UserMap(wording.printable(panel["name"]), tuple(placed), " · ".join(words)))
+        maps.append(UserMapChart(wording.printable(panel["name"]), tuple(placed), " · ".join(words)))
     return maps
 
 
@@ -373,7 +373,7 @@ def _said_of(point: Mapping[str, Any], palette: Palette, metric: str) -> str:
     return "\n".join(lines)
 
 
-def thinned(series: Series) -> Series:
+def thinned(series: Curve) -> Curve:
     """Return a curve of at most `MOST_PLACES` places: of a longer one the means of equal parts."""
     n = len(series.x)
     if n <= MOST_PLACES:

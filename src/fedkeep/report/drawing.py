@@ -44,14 +44,14 @@ from fedkeep.report.charts import (
     VERDICTS,
     Bars,
     Chart,
+    Curve,
     Gains,
     Grid,
     Legend,
     Lines,
     Ranks,
-    Series,
     Spread,
-    UserMap,
+    UserMapChart,
     apart,
     bin_edges,
     colour_of,
@@ -161,7 +161,7 @@ class Drawing:
                 return (30.0 if self.roomy else 46.0) * len(chart.ranks) + 74
             case Gains():
                 return 350.0
-            case UserMap():
+            case UserMapChart():
                 return self.width + 40
             case Grid():
                 rows, around = len(chart.rows), 24 * bool(chart.heading) + 24 * bool(chart.x_label)
@@ -306,7 +306,7 @@ def _shapes(group: ElementTree.Element) -> Iterator[ElementTree.Element]:
             yield from _shapes(element)
 
 
-class _Written(Formatter):
+class _PlainTicks(Formatter):
     """Writes all ticks of an axis alike."""
 
     def __init__(self, write: Callable[[Sequence[float]], Callable[[float], str]]) -> None:
@@ -392,9 +392,9 @@ def _lines(drawing: Drawing, axes: Axes, chart: Lines) -> None:
         axes.set_xlim(x_low - pad, x_high + pad)
         axes.xaxis.set_major_locator(MaxNLocator(9 if drawing.roomy else 4, steps=[1, 2, 5, 10]))
     if not chart.x_names:
-        axes.xaxis.set_major_formatter(_Written(lambda _: chart.x_text))
+        axes.xaxis.set_major_formatter(_PlainTicks(lambda _: chart.x_text))
     axes.yaxis.set_major_formatter(
-        _Written(
+        _PlainTicks(
             lambda ticks: (
                 _without_zeros(chart.y_format, ticks)
                 if chart.y_format
@@ -428,7 +428,7 @@ def _lines(drawing: Drawing, axes: Axes, chart: Lines) -> None:
     _hover_bands(drawing, axes, chart)
 
 
-def _curve(drawing: Drawing, axes: Axes, chart: Lines, s: Series) -> None:
+def _curve(drawing: Drawing, axes: Axes, chart: Lines, s: Curve) -> None:
     colour, n = colour_of(s.slot), len(s.x)
     if s.low and not chart.many:  # bands of so many curves would hide them
         if chart.x_names or n == 1:
@@ -451,7 +451,7 @@ def _curve(drawing: Drawing, axes: Axes, chart: Lines, s: Series) -> None:
     )
 
 
-def _name_ends(axes: Axes, series: Sequence[Series]) -> None:
+def _name_ends(axes: Axes, series: Sequence[Curve]) -> None:
     """Write each curve's name beside its last point; names keep a distance, and a line leads to each."""
     tall = 250.0  # points, about
     low, high = axes.get_ylim()
@@ -484,7 +484,7 @@ def _hover_bands(drawing: Drawing, axes: Axes, chart: Lines) -> None:
     drawing.tell(bands, [text for _, text in said])
 
 
-def _y_range(series: Sequence[Series], chart: Lines) -> tuple[float, float]:
+def _y_range(series: Sequence[Curve], chart: Lines) -> tuple[float, float]:
     values = [v for s in series for v in (*s.y, *s.low, *s.high)] + [value for value, _ in chart.references]
     if chart.log:
         return min(v for v in values if v > 0) / 1.3, max(values) * 1.3
@@ -538,7 +538,7 @@ def _spread(drawing: Drawing, axes: Axes, chart: Spread) -> None:
     axes.spines["bottom"].set_visible(False)
     axes.set_yticks([i + 1 - scale * tick for i in range(len(strips))], [f"{100 * tick:.3g} %"] * len(strips))
     axes.xaxis.set_major_locator(MaxNLocator(10 if drawing.roomy else 5, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(_Written(lambda ticks: wording.on_axis(ticks, metric)))
+    axes.xaxis.set_major_formatter(_PlainTicks(lambda ticks: wording.on_axis(ticks, metric)))
     axes.annotate(
         "Share of users (%)", (0, 1), (-40, 4), xycoords="axes fraction", textcoords="offset points"
     )
@@ -623,7 +623,7 @@ def _ranks(drawing: Drawing, axes: Axes, chart: Ranks) -> None:
     axes.set_yticks([])
     axes.spines["bottom"].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(8 if beside else 4, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(_Written(lambda ticks: _without_zeros(chart.write, ticks)))
+    axes.xaxis.set_major_formatter(_PlainTicks(lambda ticks: _without_zeros(chart.write, ticks)))
     axes.set_xlabel(_wrapped(chart.x_label, drawing.width - 40))
 
 
@@ -667,7 +667,7 @@ def _gains(drawing: Drawing, axes: Axes, chart: Gains) -> None:
     axes.grid(visible=False, axis="x")
     axes.set_xticks(sorted({1, len(chart.users)}), [f"{n:,}" for n in sorted({1, len(chart.users)})])
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(_Written(lambda ticks: _without_zeros(chart.write, ticks)))
+    axes.yaxis.set_major_formatter(_PlainTicks(lambda ticks: _without_zeros(chart.write, ticks)))
     axes.set_title(_wrapped(chart.heading, 0.8 * drawing.width), pad=30)
     axes.annotate(chart.y_label, (0, 1), (0, 12), xycoords="axes fraction", textcoords="offset points")
     axes.set_xlabel(_wrapped("users, from the least gain to the greatest", drawing.width - 80))
@@ -729,7 +729,7 @@ def _shades(chart: Grid, most: float) -> Callable[[float], tuple[str, str]]:
     return of
 
 
-def _map(drawing: Drawing, axes: Axes, chart: UserMap) -> None:
+def _map(drawing: Drawing, axes: Axes, chart: UserMapChart) -> None:
     n = len(chart.points)
     drawing.marks(
         axes,
@@ -754,5 +754,5 @@ DRAWN: dict[type, Callable[[Drawing, Axes, Any], None]] = {
     Ranks: _ranks,
     Gains: _gains,
     Grid: _grid,
-    UserMap: _map,
+    UserMapChart: _map,
 }

@@ -11,7 +11,7 @@ from fedkeep.core.grouping import by_key
 from fedkeep.metrics import CLASS_METRICS, ClientSummary, per_client
 from fedkeep.report import wording
 from fedkeep.report.blocks import Block, Card, Figure, Text
-from fedkeep.report.charts import MOST_PLACES, Legend, Lines, Series, Spread, Strip, mark_of
+from fedkeep.report.charts import MOST_PLACES, Curve, Legend, Lines, Spread, Strip, mark_of
 from fedkeep.report.groups import Configuration, Scene, user_metric
 from fedkeep.report.tables import Table, mean_std
 
@@ -170,7 +170,7 @@ def curves(groups: Sequence[Configuration], metrics: Sequence[str], scene: str =
 
 
 def _lines(
-    series: Sequence[Series], metric: str, split: str, word: str, references: tuple[tuple[float, str], ...]
+    series: Sequence[Curve], metric: str, split: str, word: str, references: tuple[tuple[float, str], ...]
 ) -> Lines:
     unit = " (%)" if wording.is_fraction(metric) else ""
     return Lines(
@@ -225,7 +225,7 @@ def _references(groups: Sequence[Configuration], metric: str) -> tuple[tuple[flo
     return tuple(out)
 
 
-def _series(groups: Sequence[Configuration], metric: str, split: str) -> tuple[list[Series], str]:
+def _series(groups: Sequence[Configuration], metric: str, split: str) -> tuple[list[Curve], str]:
     """Return a curve each, the mean over seeds at places that all seeds have; x is epochs, or rounds without any."""
     measured = [[s for run in g.runs if (s := run.series(metric, split))] for g in groups]
     by_round = not any(r.epoch for runs in measured for records in runs for r in records)
@@ -237,7 +237,7 @@ def _series(groups: Sequence[Configuration], metric: str, split: str) -> tuple[l
         y = tuple(math.fsum(v) / len(v) for v in values)
         low = tuple(map(min, values)) if len(lines) > 1 else ()
         high = tuple(map(max, values)) if len(lines) > 1 else ()
-        out.append(Series(g.label, xs, y, g.slot, g.centralised, low, high))
+        out.append(Curve(g.label, xs, y, g.slot, g.centralised, low, high))
     return out, "round" if by_round else "epoch"
 
 

@@ -23,7 +23,7 @@ from fedkeep.report.runs import RunFiles
 from fedkeep.report.wording import inline, metric_inline
 from fedkeep.tasks import KINDS, Kind
 from fedkeep.tasks.kind import LOSS
-from fedkeep.tasks.results import Examples, Model, Results
+from fedkeep.tasks.results import ExampleResults, Model, Results
 
 Ints = np.ndarray[Any, Any]
 METRICS = ("accuracy", "loss", *CLASS_METRICS)
@@ -140,7 +140,7 @@ def _adapts_later(run: RunFiles) -> bool:
     return bool(found) and not _is_private(run)
 
 
-def kept(run: RunFiles) -> Examples:
+def kept(run: RunFiles) -> ExampleResults:
     """Return the results of a run's examples.
 
     Raises:

@@ -12,7 +12,7 @@ from fedkeep.core.errors import RunError, raising
 from fedkeep.core.records import Record, read_records, read_sealed_records
 from fedkeep.core.run_files import Commit, numerics_of, read_commit, read_info
 from fedkeep.core.sealed import read_sealed
-from fedkeep.tasks.results import Examples, read_examples
+from fedkeep.tasks.results import ExampleResults, read_examples
 
 FINISHED, FAILED = "finished", "failed"
 
@@ -38,7 +38,7 @@ class RunFiles:
     analyses: dict[str, dict[str, Any]]
     finished: bool
     notes: tuple[str, ...]
-    examples: Examples | None = None
+    examples: ExampleResults | None = None
     best: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -429,7 +429,7 @@ REFERENCE = ("local", "fine_tuned", "fedavg")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundComparison:
     """A comparison that is to be shown.
 
     Attributes:
@@ -499,11 +499,11 @@ def find(
     references: bool = True,
     notes: Sequence[str] = (),
     how: str = "",
-) -> Found:
+) -> FoundComparison:
     """Compare finished runs.
 
     Args:
-        title, notes, how: as of ``Found``.
+        title, notes, how: as of ``FoundComparison``.
         groups: methods, each with all its seeds.
         counting: counting as a method of its own.
         metric: as of ``pairing.pair``; None: accuracy, for a regression the loss.
@@ -516,7 +516,7 @@ def find(
     counted = [counting] if counting else []
     known = [reference_side(g) for g in groups if g.runs[0].method in REFERENCE and not g.centralised]
     federated = [own_side(g) for g in groups if g.runs[0].method != "local" and not g.centralised]
-    return Found(
+    return FoundComparison(
         title=title,
         groups=tuple(groups),
         compared=tuple(compared([*own, *counted], metric)),
@@ -527,7 +527,7 @@ def find(
     )
 
 
-def content(found: Found) -> Content:
+def content(found: FoundComparison) -> Content:
     """Return the page's content."""
     groups, metrics = found.groups, main_metrics([run for g in found.groups for run in g.runs])
     told = [c for c in found.gains if c.metric not in CLASS_METRICS]
@@ -564,7 +564,7 @@ def content(found: Found) -> Content:
     return Content(found.title, lead, (), tuple(s for s in sections if s.blocks), summary)
 
 
-def write(found: Found, folder: Path) -> Path:
+def write(found: FoundComparison, folder: Path) -> Path:
     """Write ``report.html`` (.md, .json), ``tables/`` and ``figures/`` into a folder; return the page's path."""
     from pyarrow import parquet
 
@@ -648,7 +648,7 @@ def _file_name(text: str | None) -> str:
     return "".join(f"-{word}" for word in words)[:60]
 
 
-def _costs(found: Found) -> Table:
+def _costs(found: FoundComparison) -> Table:
     """Return what each method's runs took, and the settings that were chosen for it."""
     (traffic,) = facts.traffic(found.groups)
     assert isinstance(traffic, Table)
@@ -660,7 +660,7 @@ def _costs(found: Found) -> Table:
     return Table(columns, tuple(rows), note=traffic.note)
 
 
-def _table(found: Found, c: Compared) -> Table:
+def _table(found: FoundComparison, c: Compared) -> Table:
     costs = _costs(found)
     by_label = {label: more for label, *more in costs.rows}
     none = [wording.MISSING] * (len(costs.columns) - 1)
@@ -672,7 +672,7 @@ def _adapting(groups: Sequence[Configuration]) -> list[Block]:
     return [Text(f"Before they adapt, unlike in the comparison: {', '.join(later)}.")] if later else []
 
 
-def _comparison(found: Found) -> list[Block]:
+def _comparison(found: FoundComparison) -> list[Block]:
     notes = [*found.notes, *facts.attendance(found.groups)]
     out: list[Block] = [Text(note, warning=True) for note in notes]
     for c in found.compared:
@@ -682,14 +682,14 @@ def _comparison(found: Found) -> list[Block]:
     return [*out, Text(" ".join(lines))] if lines else out
 
 
-def unlike(found: Found) -> Iterator[str]:
+def unlike(found: FoundComparison) -> Iterator[str]:
     """Say where methods were not treated alike: unequal local steps, and clients that no round drew."""
     if work := facts.unequal_work(found.groups):
         yield work
     yield from facts.never_drawn(found.groups)
 
 
-def _references(found: Found) -> list[Block]:
+def _references(found: FoundComparison) -> list[Block]:
     if not found.gains:
         return []
     out: list[Block] = [Text(line, warning=True) for line in not_beating(found.gains)]

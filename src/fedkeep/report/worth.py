@@ -11,11 +11,11 @@ import numpy as np
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.metrics import CLASS_METRICS
-from fedkeep.metrics.worth import Group, Interval, Worth, worth
+from fedkeep.metrics.worth import ClientGroup, Interval, Worth, worth
 from fedkeep.metrics.worth.gains import FEW, WHOLE_METHOD
 from fedkeep.report import pairing, wording
 from fedkeep.report.blocks import Block, Figure, Text
-from fedkeep.report.charts import GAINS_LEGEND, Chart, Gainer, Gains, Lines, Series
+from fedkeep.report.charts import GAINS_LEGEND, Chart, Curve, Gainer, Gains, Lines
 from fedkeep.report.groups import Configuration
 from fedkeep.report.pairing import REFERENCES, Side, own_side
 from fedkeep.report.tables import Table
@@ -319,7 +319,7 @@ def plain(c: Comparison) -> dict[str, Any]:
     }
 
 
-def _plain(value: Interval | Group | None) -> dict[str, Any] | None:
+def _plain(value: Interval | ClientGroup | None) -> dict[str, Any] | None:
     return None if value is None else asdict(value)
 
 
@@ -523,7 +523,7 @@ def _figures(found: Sequence[Comparison], title: str) -> Iterator[Block]:
         columns = zip(*((float(i), g.mean, g.low, g.high) for i, g in known), strict=True)
         x, y, low, high = (tuple(column) for column in columns)
         chart = Lines(
-            series=(Series("", x, y, "0", False, low, high),),
+            series=(Curve("", x, y, "0", False, low, high),),
             x_label="training examples of a user",
             y_label=f"Gain ({c.unit})",
             heading=f"against {c.against}",
@@ -554,5 +554,5 @@ def _gainer(c: Comparison, k: int) -> Gainer:
     return Gainer(gain, low, high, verdict, "\n".join(tip))
 
 
-def _range(g: Group) -> str:
+def _range(g: ClientGroup) -> str:
     return f"{g.least:,}" if g.least == g.most else f"{g.least:,} to {g.most:,}"

@@ -31,7 +31,7 @@ from fedkeep.core.seeds import forked, seed_all
 
 
 @dataclass
-class Seen:
+class ForwardPass:
     """What was seen of one forward pass.
 
     Attributes:
@@ -48,10 +48,10 @@ class Seen:
     output: Any = None
 
 
-class _Watch(TorchFunctionMode):
+class _ParameterUse(TorchFunctionMode):
     """Notes which parameters are computed with; what only asks for a type or a shape computes nothing."""
 
-    def __init__(self, names: Mapping[int, tuple[str, ...]], seen: Seen) -> None:
+    def __init__(self, names: Mapping[int, tuple[str, ...]], seen: ForwardPass) -> None:
         super().__init__()
         self.names, self.seen, self.within = names, seen, list[str]()
 
@@ -71,12 +71,12 @@ class _Watch(TorchFunctionMode):
         return found
 
 
-def watched(module: nn.Module, arguments: Mapping[str, Any]) -> Seen:
+def watched(module: nn.Module, arguments: Mapping[str, Any]) -> ForwardPass:
     """Return what is seen of a forward pass with the module's own values."""
-    seen, names = Seen(), dict[int, tuple[str, ...]]()
+    seen, names = ForwardPass(), dict[int, tuple[str, ...]]()
     for name, value in module.named_parameters(remove_duplicate=False):
         names[id(value)] = (*names.get(id(value), ()), name)
-    watch = _Watch(names, seen)
+    watch = _ParameterUse(names, seen)
     handles = []
     for name, layer in module.named_modules():
         if not name:
@@ -245,7 +245,7 @@ def is_layer(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear)
 
 
-def _last(module: nn.Module, seen: Seen) -> str:
+def _last(module: nn.Module, seen: ForwardPass) -> str:
     """Return the name of the last layer whose parameters are computed with."""
     kind = type(module).__name__
     if is_layer(module):
@@ -284,14 +284,14 @@ def _last(module: nn.Module, seen: Seen) -> str:
     )
 
 
-def _whole(module: nn.Module, seen: Seen, name: str) -> str:
+def _whole(module: nn.Module, seen: ForwardPass, name: str) -> str:
     """Return ``head`` if that is a part of the model which ends with the layer, else the layer."""
     part = module._modules.get("head")
     whole = part is not None and name.startswith("head.") and seen.calls.get("head") == 1
     return "head" if whole else name
 
 
-def _check_called(module: nn.Module, seen: Seen, head: Head, given: bool) -> None:
+def _check_called(module: nn.Module, seen: ForwardPass, head: Head, given: bool) -> None:
     """Raise MethodError unless a head is called once, its parameters are its alone, and none come after it."""
     name, kind = head.layer, type(module).__name__
     own = {n for n, _ in module.get_submodule(name).named_parameters(f"{name}", remove_duplicate=False)}
@@ -348,7 +348,7 @@ def _check_called(module: nn.Module, seen: Seen, head: Head, given: bool) -> Non
 
 
 def _check_replayed(
-    module: nn.Module, seen: Seen, head: Head, arguments: Mapping[str, Tensor], examples: int
+    module: nn.Module, seen: ForwardPass, head: Head, arguments: Mapping[str, Tensor], examples: int
 ) -> None:
     """Raise MethodError unless putting in the features gives the output, and all of it hangs on the head."""
     name, kind = head.layer, type(module).__name__
@@ -413,11 +413,11 @@ def _with_output(module: nn.Module, layer: nn.Module, arguments: Mapping[str, Te
         return _run(module, arguments)
 
 
-def _ends_with(seen: Seen, name: str) -> bool:
+def _ends_with(seen: ForwardPass, name: str) -> bool:
     return seen.output is seen.gave.get(name)
 
 
-def _check_gradients(module: nn.Module, seen: Seen, head: Head) -> None:
+def _check_gradients(module: nn.Module, seen: ForwardPass, head: Head) -> None:
     """Raise MethodError unless gradients reach the head's parameters, and its features where something is before it."""
     name, kind = head.layer, type(module).__name__
     own = {n: p for n, p in module.named_parameters() if n.startswith(f"{name}.") and p.requires_grad}

@@ -56,7 +56,7 @@ class Violation:
 
 
 @dataclass(frozen=True)
-class Point:
+class ProbePoint:
     """Values to probe at: federated and frozen ones, and private tables of shape (users, *shape)."""
 
     shared: Params
@@ -64,7 +64,7 @@ class Point:
 
 
 @dataclass
-class Step:
+class ProbeStep:
     """What one user's training step gives.
 
     Attributes:
@@ -136,19 +136,19 @@ class Probe:
         order = {1: 1, 2: 2, 3: 3, None: 4}
         return tuple(sorted(self.found.values(), key=lambda v: order[v.equation]))
 
-    def point(self, number: int) -> Point:
+    def point(self, number: int) -> ProbePoint:
         """Return a point to probe at; the last one is the start."""
         shared = {**self.halves.frozen(self.start), **self.halves.federated(self.start)}
         private = {n: torch.stack([v] * self.users) for n, v in self.halves.private(self.start).items()}
         if number == POINTS - 1:
-            return Point(shared, private)
+            return ProbePoint(shared, private)
         scale, sign = SCALES[number // 2], -1 if number % 2 else 1
         draw = generator(self.seed, "probe", round=number // 2)
         private = {n: self._moved(n, v, sign * scale, draw) for n, v in private.items()}
         if sign > 0:
             federated = self.halves.federated(self.start)
             shared |= {n: self._moved(n, v, min(scale, 1), draw) for n, v in federated.items()}
-        return Point(shared, private)
+        return ProbePoint(shared, private)
 
     def _moved(self, name: str, value: Tensor, scale: float, draw: torch.Generator) -> Tensor:
         if not value.is_floating_point():
@@ -158,7 +158,7 @@ class Probe:
             return moved.abs()  # a variance stays one
         return moved
 
-    def step(self, point: Point, user: int, *, gradients: bool = True, anew: bool = True) -> Step:
+    def step(self, point: ProbePoint, user: int, *, gradients: bool = True, anew: bool = True) -> ProbeStep:
         """Return one user's step; ``anew``: with the module's attributes as they were at the start."""
         if anew:
             self.held.anew()
@@ -177,7 +177,7 @@ class Probe:
                 loss, list(leaves.values()), allow_unused=True, materialize_grads=True
             )
             slopes = dict(zip(leaves, found, strict=True))
-        return Step(loss.detach(), slopes, _plain(shared), _plain(private))
+        return ProbeStep(loss.detach(), slopes, _plain(shared), _plain(private))
 
     def repeatable(self) -> None:
         """Refuse a step that isn't a function of its values, once it was taken once."""
@@ -190,7 +190,7 @@ class Probe:
                 what=what,
             )
 
-    def others(self, here: Point, there: Point, steps: Mapping[int, Step]) -> None:
+    def others(self, here: ProbePoint, there: ProbePoint, steps: Mapping[int, ProbeStep]) -> None:
         """Equation 1: neither loss nor step of a user may depend on other users' private values."""
         for user, step in steps.items():
             for name, table in here.private.items():
@@ -199,12 +199,12 @@ class Probe:
                     if other != user and not same(step.private[name][other], table[other]):
                         self._add(3, name, f"training user {user} changes the values of user {other}.")
 
-            def replaced(names: Sequence[str], user: int = user) -> Step:
-                return self.step(Point(here.shared, _rows(here, there, names, user, own=False)), user)
+            def replaced(names: Sequence[str], user: int = user) -> ProbeStep:
+                return self.step(ProbePoint(here.shared, _rows(here, there, names, user, own=False)), user)
 
             self._blame(step, replaced, user, "changes when other users' private values are replaced.")
 
-    def _slopes(self, name: str, step: Step, user: int) -> None:
+    def _slopes(self, name: str, step: ProbeStep, user: int) -> None:
         slope = step.gradients.get(name)
         if slope is None or not slope.numel():
             return
@@ -220,12 +220,12 @@ class Probe:
                 ),
             )
 
-    def remembered(self, here: Point, there: Point, step: Step, user: int) -> None:
+    def remembered(self, here: ProbePoint, there: ProbePoint, step: ProbeStep, user: int) -> None:
         """Equation 1: a step may not depend on the private values of a user who was trained before, in one process."""
         before = (user + 1) % self.users
 
-        def after(names: Sequence[str]) -> Step:
-            self.step(Point(here.shared, _rows(here, there, names, before, own=True)), before)
+        def after(names: Sequence[str]) -> ProbeStep:
+            self.step(ProbePoint(here.shared, _rows(here, there, names, before, own=True)), before)
             return self.step(here, user, anew=False)
 
         if differs(step, after(list(here.private)), user):  # else nothing at all was remembered
@@ -239,10 +239,10 @@ class Probe:
                 ),
             )
 
-    def filled(self, here: Point, there: Point, steps: Mapping[int, Step]) -> None:
+    def filled(self, here: ProbePoint, there: ProbePoint, steps: Mapping[int, ProbeStep]) -> None:
         """Equation 2: what training writes into federated and frozen tensors may not depend on private values."""
         for user, step in steps.items():
-            own = Point(here.shared, _rows(here, there, list(here.private), user, own=True))
+            own = ProbePoint(here.shared, _rows(here, there, list(here.private), user, own=True))
             other = self.step(own, user, gradients=False)
             for name, value in step.shared.items():
                 filled = not same(value, other.shared[name])
@@ -258,7 +258,7 @@ class Probe:
                 if name in self.halves.frozen_names and not (filled or same(value, here.shared[name])):
                     self._add(None, name, frozen_changed(name))
 
-    def updates(self, here: Point, there: Point, steps: Sequence[Step]) -> None:
+    def updates(self, here: ProbePoint, there: ProbePoint, steps: Sequence[ProbeStep]) -> None:
         """Equations 2 and 3 for what is made of the trained values."""
         w_f = self.halves.federated(here.shared)
         u_f = [{n: s.trained(n, v) for n, v in self.halves.federated(s.shared).items()} for s in steps]
@@ -275,7 +275,7 @@ class Probe:
         for user in range(self.users):
             kept = self._kept(user, w_f, here.private, u_p, u_f)
             before, after = (
-                _rows(Point({}, p), there, list(p), user, own=False) for p in (here.private, u_p)
+                _rows(ProbePoint({}, p), there, list(p), user, own=False) for p in (here.private, u_p)
             )
             for what, other in (
                 ("federated parameters", self._kept(user, _away(w_f), here.private, u_p, moved)),
@@ -288,7 +288,9 @@ class Probe:
     def _kept(self, user: int, w_f: Params, before: Params, after: Params, u_f: Sequence[Params]) -> Params:
         return self.joint.private_update(user, clone(w_f), clone(before), clone(after), u_f, self.summaries)
 
-    def _blame(self, first: Step, again: Callable[[Sequence[str]], Step], user: int, seen: str) -> None:
+    def _blame(
+        self, first: ProbeStep, again: Callable[[Sequence[str]], ProbeStep], user: int, seen: str
+    ) -> None:
         """Note the private names that make ``again`` another step than ``first`` when they are replaced."""
         names = list(first.private)
         if not (what := differs(first, again(names), user)):
@@ -302,7 +304,7 @@ class Probe:
         self.found.setdefault((equation, name), Violation(equation, name, seen))
 
 
-def differs(a: Step, b: Step, user: int) -> str:
+def differs(a: ProbeStep, b: ProbeStep, user: int) -> str:
     """Say what differs first in two steps of a user, or return an empty string."""
     pairs = zip(a.seen(user), b.seen(user), strict=True)
     return next((what for (what, one), (_, two) in pairs if not same(one, two)), "")
@@ -325,7 +327,7 @@ def _plain(tree: Params) -> Params:
     return {name: value.detach() for name, value in tree.items()}
 
 
-def _rows(here: Point, there: Point, names: Sequence[str], user: int, *, own: bool) -> Params:
+def _rows(here: ProbePoint, there: ProbePoint, names: Sequence[str], user: int, *, own: bool) -> Params:
     """Return ``here``'s private tables with rows of ``there`` in some of them: the user's own, or all others'."""
     tables = dict(here.private)
     for name in names:

@@ -3,6 +3,15 @@
 from fedkeep.store.base import Default, PrivateStore
 from fedkeep.store.memory import MemoryStore
 from fedkeep.store.sqlite import SqliteStore
-from fedkeep.store.versions import Line, Lines, Named, VersionLedger
+from fedkeep.store.versions import LedgerLines, Line, Named, VersionLedger
 
-__all__ = ["Default", "Line", "Lines", "MemoryStore", "Named", "PrivateStore", "SqliteStore", "VersionLedger"]
+__all__ = [
+    "Default",
+    "LedgerLines",
+    "Line",
+    "MemoryStore",
+    "Named",
+    "PrivateStore",
+    "SqliteStore",
+    "VersionLedger",
+]

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedkeep.core.errors import ConfigError, StoreError
 from fedkeep.core.params import Params, is_state
 from fedkeep.core.seeds import generator
-from fedkeep.store.versions import ClientIndices, Lines
+from fedkeep.store.versions import ClientIndices, LedgerLines
 
 
 class Staged(NamedTuple):
@@ -74,7 +74,7 @@ class PrivateStore(ABC):
     def marked(self) -> PrivateStore:
         """Return a store of what counted at the last mark, to be read only."""
 
-    def begin(self, lines: Lines) -> None:
+    def begin(self, lines: LedgerLines) -> None:
         """Let the versions that the server's ledger names count from now on.
 
         Raises:
@@ -94,7 +94,7 @@ class PrivateStore(ABC):
         self._attempt[clients] = attempts
 
     @abstractmethod
-    def _keep(self, lines: Lines, staged: Sequence[Staged]) -> None:
+    def _keep(self, lines: LedgerLines, staged: Sequence[Staged]) -> None:
         """Let copies of what these clients have staged count."""
 
     def _missing(self, client: int, attempt: int) -> StoreError:

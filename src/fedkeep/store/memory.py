@@ -12,7 +12,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import layout
 from fedkeep.core.params import Params
 from fedkeep.store.base import Default, PrivateStore, Staged
-from fedkeep.store.versions import ClientIndices, Lines
+from fedkeep.store.versions import ClientIndices, LedgerLines
 
 
 class MemoryStore(PrivateStore):
@@ -85,7 +85,7 @@ class MemoryStore(PrivateStore):
         for k, client in enumerate(clients):
             self._copy(int(client), {name: value[k] for name, value in params.items()})
 
-    def _keep(self, lines: Lines, staged: Sequence[Staged]) -> None:
+    def _keep(self, lines: LedgerLines, staged: Sequence[Staged]) -> None:
         for client, one in zip(lines.clients.tolist(), staged, strict=True):
             if self._undo is not None:
                 self._undo.setdefault(client, self._rows.get(client))

@@ -37,7 +37,7 @@ from fedkeep.store.base import Default, PrivateStore, Staged
 from fedkeep.store.database import Database, check_row, logs_of, new_file
 from fedkeep.store.rows import RowFormat, hash_of_ids
 from fedkeep.store.version_file import TABLE, Version, VersionFile
-from fedkeep.store.versions import ClientIndices, Lines
+from fedkeep.store.versions import ClientIndices, LedgerLines
 
 FORMAT = 5
 FILE = "store.db"
@@ -190,7 +190,7 @@ class SqliteStore(PrivateStore):
         found._older, found._written, found._staged, found.writable = None, {}, {}, False
         return found
 
-    def begin(self, lines: Lines, marked: Lines | None = None) -> None:
+    def begin(self, lines: LedgerLines, marked: LedgerLines | None = None) -> None:
         """Let the versions that the server's ledger names count; of a file that was there before, these and no others.
 
         Args:
@@ -220,7 +220,7 @@ class SqliteStore(PrivateStore):
                 ) from error
         self._ready = True
 
-    def _take_over(self, file: VersionFile, lines: Lines, marked: Lines | None) -> None:
+    def _take_over(self, file: VersionFile, lines: LedgerLines, marked: LedgerLines | None) -> None:
         """Find the versions that a ledger names, now and at the mark; all others are of rounds that do not count."""
         number, client, attempt = file.scan()
         if not ((client >= 0) & (client < self.clients) & (attempt > 0)).all():
@@ -245,7 +245,7 @@ class SqliteStore(PrivateStore):
         self._obsolete = number[~named].tolist()
         self._next = int(number.max(initial=0)) + 1
 
-    def _keep(self, lines: Lines, staged: Sequence[Staged]) -> None:
+    def _keep(self, lines: LedgerLines, staged: Sequence[Staged]) -> None:
         self._check_writable()
         clients = lines.clients.tolist()
         stacked = {name: torch.stack([one.params[name] for one in staged]) for name in self.default.initial}

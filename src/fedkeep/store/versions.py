@@ -32,7 +32,7 @@ def new_attempt(number: int, bits: int = NONCE_BITS) -> int:
 
 
 class Line(NamedTuple):
-    """What the ledger says of one client; see ``Lines``."""
+    """What the ledger says of one client; see ``LedgerLines``."""
 
     version: int = 0
     attempt: int = 0
@@ -52,7 +52,7 @@ class Named(NamedTuple):
     attempt: int = 0
 
 
-class Lines(NamedTuple):
+class LedgerLines(NamedTuple):
     """Lines of the ledger, one for each client, each (clients,).
 
     Attributes:
@@ -69,7 +69,7 @@ class Lines(NamedTuple):
     share: np.ndarray
 
     @classmethod
-    def of(cls, lines: Mapping[int, Line]) -> Lines:
+    def of(cls, lines: Mapping[int, Line]) -> LedgerLines:
         """Return the lines of clients, by place."""
         columns = zip(*lines.values(), strict=True) if lines else ((), (), ())
         version, attempt, share = columns
@@ -85,9 +85,9 @@ class Lines(NamedTuple):
         columns = (column.tolist() for column in self)
         return {client: Line(*line) for client, *line in zip(*columns, strict=True)}
 
-    def some(self, rows: np.ndarray) -> Lines:
+    def some(self, rows: np.ndarray) -> LedgerLines:
         """Return some of them."""
-        return Lines(*(column[rows] for column in self))
+        return LedgerLines(*(column[rows] for column in self))
 
 
 class VersionLedger:
@@ -102,24 +102,24 @@ class VersionLedger:
         self._share = np.zeros(clients)
         self._new: list[dict[str, Any]] = []
 
-    def of(self, clients: ClientIndices | np.ndarray) -> Lines:
+    def of(self, clients: ClientIndices | np.ndarray) -> LedgerLines:
         """Return the lines of some clients."""
         at = np.asarray(clients, np.int64).reshape(-1)
-        return Lines(at, self._version[at], self._attempt[at], self._share[at])
+        return LedgerLines(at, self._version[at], self._attempt[at], self._share[at])
 
-    def seen(self) -> Lines:
+    def seen(self) -> LedgerLines:
         """Return the lines of all clients of whom a round counts."""
         return self.of(np.flatnonzero(self._version))
 
     def accept(
         self, clients: ClientIndices, attempts: Sequence[int], shares: Sequence[float] | None = None
-    ) -> Lines:
+    ) -> LedgerLines:
         """Note that what these clients staged in these attempts counts; return their lines.
 
         Args:
             clients: their places, each once.
             attempts: of each.
-            shares: of each, as in ``Lines``; None: clients do not accept by them, or were told already.
+            shares: of each, as in ``LedgerLines``; None: clients do not accept by them, or were told already.
         """
         told = [None] * len(clients) if shares is None else list(shares)
         for attempt, some in groupby(zip(clients, attempts, told, strict=True), key=lambda one: one[1]):

@@ -89,7 +89,7 @@ class Results:
 
 
 @dataclass(frozen=True, eq=False)
-class Roster:
+class JudgedClients:
     """The clients that were judged.
 
     Attributes:
@@ -111,7 +111,7 @@ class Roster:
         }
 
     @classmethod
-    def of(cls, tensors: Params) -> Roster | None:
+    def of(cls, tensors: Params) -> JudgedClients | None:
         """Return what ``to_tensors`` made; None where the tensors are something else."""
         kinds = {"client": torch.int32, "trained": torch.int64, "ids": torch.uint8}
         if {n: t.dtype for n, t in tensors.items()} != kinds or any(t.dim() != 1 for t in tensors.values()):
@@ -126,7 +126,7 @@ class Roster:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Examples:
+class ExampleResults:
     """The results of a run's test examples.
 
     Attributes:
@@ -142,7 +142,7 @@ class Examples:
     tensors: Params
     kinds: Mapping[str | None, Kind]
     valid: Params = field(default_factory=dict)
-    roster: Roster | None = None
+    roster: JudgedClients | None = None
 
     def __call__(
         self, model: Model = "own", task: str | None = None, split: Literal["test", "valid"] = "test"
@@ -193,7 +193,7 @@ class Examples:
         return {**self.tensors, **kinds, **valid, **{ROSTER + name: value for name, value in roster.items()}}
 
     @classmethod
-    def checked(cls, path: Path, round: int, tensors: Params) -> Examples:
+    def checked(cls, path: Path, round: int, tensors: Params) -> ExampleResults:
         """Return what a file holds.
 
         Raises:
@@ -204,7 +204,7 @@ class Examples:
             before = next((b for b in (VALID, ROSTER, KIND) if name.startswith(b)), "")
             parts[before][name.removeprefix(before)] = value
         test, valid, known, told = parts.values()
-        roster = Roster.of(known)
+        roster = JudgedClients.of(known)
         names = {name: value.numpy().tobytes().decode(errors="replace") for name, value in told.items()}
         kinds = {name or None: KINDS[kind] for name, kind in names.items() if kind in KINDS}
         fault = "" if test and told and len(kinds) == len(told) else "no task of a known kind"
@@ -224,7 +224,7 @@ class Examples:
         return cls(round=round, tensors=test, kinds=kinds, valid=valid, roster=roster)
 
 
-def read_examples(folder: Path, last: Commit | None = None) -> Examples | None:
+def read_examples(folder: Path, last: Commit | None = None) -> ExampleResults | None:
     """Return the results of test examples that a run's folder keeps; None where nothing was evaluated.
 
     Args:
@@ -238,7 +238,7 @@ def read_examples(folder: Path, last: Commit | None = None) -> Examples | None:
     if not last.examples:
         return None
     path = folder / last.examples
-    return Examples.checked(path, last.examples_round, load_verified(path, last.examples_sha256))
+    return ExampleResults.checked(path, last.examples_round, load_verified(path, last.examples_sha256))
 
 
 def _bytes(text: str) -> Tensor:
@@ -250,7 +250,7 @@ def before_task(task: str | None) -> str:
     return "" if task is None else f"{task}/"
 
 
-def _fault_of_roster(roster: Roster | None, parts: Sequence[Params]) -> str:
+def _fault_of_roster(roster: JudgedClients | None, parts: Sequence[Params]) -> str:
     if roster is None:
         return "the clients are not listed as they should be"
     judged = [

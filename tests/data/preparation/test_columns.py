@@ -18,7 +18,7 @@ from fedkeep.data import CharVocabulary, FederatedData, HashedWords, Ragged, Tok
 from fedkeep.data.preparation import (
     Encoding,
     Features,
-    Keys,
+    KeyColumn,
     Labels,
     Plain,
     Raw,
@@ -187,7 +187,7 @@ INSIDE = np.array([True, False, True, True])
 
 def test_what_examples_hold_that_opted_out_is_in_no_summary() -> None:
     words = Labels(values=["a", "SECRET", "b", "a"], elsewhere={"x": ["dropped"]})
-    keys, times = Keys(values=np.array([5, 99, 6, 5])), Times(values=np.array([1.0, 2.5, 3.0, 4.0]))
+    keys, times = KeyColumn(values=np.array([5, 99, 6, 5])), Times(values=np.array([1.0, 2.5, 3.0, 4.0]))
     for split in (None, ["train", "test", "test", "valid"]):
         assert summary(words, split=split, inside=INSIDE).words == ("a", "b")
         assert summary(keys, split=split, inside=INSIDE).keys == (5, 6)
@@ -351,11 +351,11 @@ def test_times_are_whole_where_all_are() -> None:
 
 
 def test_keys_are_numbered_in_order() -> None:
-    raw = Keys(values=np.array([30, 2, 30, 900]))
+    raw = KeyColumn(values=np.array([30, 2, 30, 900]))
     made = code(raw)
     assert made.encoded(raw, where).tolist() == [1, 0, 1, 2]
     assert made.meta("item") == {"items": 3, "item_ids": [2, 30, 900]}
-    other = Keys(values=np.array([2, 1000, 2, 2]))
+    other = KeyColumn(values=np.array([2, 1000, 2, 2]))
     assert message(made, other) == "t.csv, line 3: 1000 is not one of the 3 items that are known."
     assert made.fault(summary(other)) == "the item 1000 is not one of the 3 that are known"
 
@@ -383,7 +383,7 @@ RAW: list[RawColumn] = [
     Labels(values=["a", "b", "c", "c"]),
     Features(names=("f",), values=np.ones((4, 1), np.float32)),
     Times(values=np.arange(4.0)),
-    Keys(values=np.arange(4)),
+    KeyColumn(values=np.arange(4)),
     Plain(values=np.arange(4)),
 ]
 

@@ -17,7 +17,7 @@ from fedkeep.data.preparation import (
     About,
     Encoding,
     Features,
-    Keys,
+    KeyColumn,
     Labels,
     Plain,
     Raw,
@@ -42,7 +42,7 @@ def raw(client: str, words: str, labels: str, max_length: int = 5, **more: Any) 
         "text": Texts(values=list(words), tokens="word", size=9, max_length=max_length),
         "label": Labels(values=list(labels)),
         "x": Features(names=("f",), values=np.arange(rows, dtype=np.float32)[:, None] / 3),
-        "item": Keys(values=np.arange(rows) + ord(client)),
+        "item": KeyColumn(values=np.arange(rows) + ord(client)),
         "time": Times(values=np.arange(rows) / 2),
         "_words": Plain(values=np.ones(rows)),
     }

@@ -14,7 +14,7 @@ from fedkeep.data.columns import Ragged
 from fedkeep.data.preparation import Encoding, Raw, Rules, Summary, merged
 from fedkeep.data.preparation.features import Features, Target, Targets
 from fedkeep.data.preparation.labels import Labels
-from fedkeep.data.preparation.numbers import Keys, Times
+from fedkeep.data.preparation.numbers import KeyColumn, Times
 from fedkeep.data.preparation.pooling import LIMB, ROOM, SQUARE, SUM, from_lanes, to_lanes
 from fedkeep.data.preparation.series import Series
 from fedkeep.data.preparation.texts import Texts
@@ -74,7 +74,7 @@ def columns(values: Sequence[float], place: int) -> Raw:
                 names=("s",), values=Ragged(known.reshape(-1, 1), np.arange(rows + 1) * 2), max_length=1
             ),
             "time": Times(values=known[:, 0] if place else np.arange(rows)),
-            "item": Keys(values=np.arange(rows) + place),
+            "item": KeyColumn(values=np.arange(rows) + place),
             "label": Labels(values=[f"c{row % 3}" for row in range(rows)]),
             "text": Texts(
                 values=["so so good", "é 好"] * (rows // 2) + ["end"] * (rows % 2),

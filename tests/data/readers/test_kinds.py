@@ -12,7 +12,7 @@ import pytest
 
 from fedkeep.core.errors import DataError, Spot
 from fedkeep.data.preparation import Encoding, Rules, merged, prepared
-from fedkeep.data.readers.cells import Cells, Table
+from fedkeep.data.readers.cells import Cells, RawTable
 from fedkeep.data.readers.kinds import field_of
 from fedkeep.data.readers.tables import raw_table, read_table
 from tests.refusals import raises
@@ -27,8 +27,8 @@ PLAIN = Rules(standardise=False)
 NAMES = ["Alter", "Einkommen", "Beruf", "seit", "aktiv", "Anteil"]
 
 
-def table(cells: list[Any], decimal: str = ".") -> Table:
-    return Table({"a": Cells(cells)}, lambda row: Spot("t", row, "row"), decimal)
+def table(cells: list[Any], decimal: str = ".") -> RawTable:
+    return RawTable({"a": Cells(cells)}, lambda row: Spot("t", row, "row"), decimal)
 
 
 def day(*date: int) -> float:
@@ -211,8 +211,8 @@ def test_a_column_is_read_alike_where_its_texts_repeat_and_where_they_do_not() -
         ["yes", "no", "?"],
         ["x", "y", " x"],
     ):
-        once = field_of(Table({"c": Cells(pyarrow.chunked_array([texts]))}, str, ","), "c")
-        often = field_of(Table({"c": Cells(pyarrow.chunked_array([texts * 5]))}, str, ","), "c")
+        once = field_of(RawTable({"c": Cells(pyarrow.chunked_array([texts]))}, str, ","), "c")
+        often = field_of(RawTable({"c": Cells(pyarrow.chunked_array([texts * 5]))}, str, ","), "c")
         assert (once.kind, once.levels, once.rule) == (often.kind, often.levels, often.rule)
         assert np.array_equal(np.tile(once.values, 5), often.values, equal_nan=True)
 
@@ -220,7 +220,7 @@ def test_a_column_is_read_alike_where_its_texts_repeat_and_where_they_do_not() -
 def test_a_bad_cell_is_named_by_the_first_row_that_has_it() -> None:
     rows = ["1", "2"] * 20 + ["oops", "3", "oops"]
     with raises(DataError, said="row 40", got="oops"):
-        field_of(Table({"c": Cells(pyarrow.chunked_array([rows]))}, "row {}".format), "c")
+        field_of(RawTable({"c": Cells(pyarrow.chunked_array([rows]))}, "row {}".format), "c")
 
 
 @pytest.mark.parametrize(
@@ -237,6 +237,6 @@ def test_a_bad_cell_is_named_by_the_first_row_that_has_it() -> None:
     ],
 )
 def test_the_cell_that_is_odd_is_named(kind: str, cells: list[str], row: int) -> None:
-    table = Table({"c": Cells(cells)}, "row {}".format)
+    table = RawTable({"c": Cells(cells)}, "row {}".format)
     with raises(DataError, place=f"row {row}", got=cells[row]):
         field_of(table, "c", kind)

@@ -152,7 +152,7 @@ def test_different_values_come_in_the_order_of_their_first_rows() -> None:
 
 def test_a_dictionary_is_read_as_its_texts() -> None:
     texts = pa.chunked_array([["2", "", "1.5", "2"]])
-    table = load.Table({"coded": Cells(texts.dictionary_encode()), "plain": Cells(texts)}, str)
+    table = load.RawTable({"coded": Cells(texts.dictionary_encode()), "plain": Cells(texts)}, str)
     coded, plain = (field_of(table, name) for name in ("coded", "plain"))
     np.testing.assert_array_equal(coded.values, plain.values)
     assert coded.kind == plain.kind == "number"

@@ -20,7 +20,7 @@ from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data import CharVocabulary, FederatedData, WordVocabulary, read_table
 from fedkeep.data.preparation import Rules, prepared
 from fedkeep.data.readers import load
-from fedkeep.data.readers.cells import Cells, Table
+from fedkeep.data.readers.cells import Cells, RawTable
 from fedkeep.data.readers.tables import raw_from, raw_table
 from tests.data.readers.written import ROWS, WRITERS, csv_of, jsonl_of, parquet_of, read, refused, without
 from tests.refusals import raises
@@ -136,7 +136,7 @@ def test_times_are_cut_by_nothing(times: Any, kind: str) -> None:
     arguments: dict[str, Any] = {n: p.default for n, p in defaults if n != "path"} | {"meta": {}}
     for name in ("decimal", "test_path", "clients"):
         del arguments[name]
-    table = Table({name: Cells(values) for name, values in columns.items()}, str)
+    table = RawTable({name: Cells(values) for name, values in columns.items()}, str)
     found = raw_from(table, **arguments).columns["time"].values  # type: ignore[union-attr]
     assert found.dtype.kind == kind
     assert found.tolist() == list(map(float if kind == "f" else int, Cells(times).tolist()))

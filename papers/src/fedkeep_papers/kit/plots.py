@@ -14,10 +14,10 @@ from fedkeep.report.charts import (
     LOOKS,
     Bar,
     Bars,
+    Curve,
     Grid,
     Legend,
     Lines,
-    Series,
     Spread,
     Strip,
     mark_of,
@@ -74,7 +74,7 @@ def panels_of_curves(
     charts = [
         Lines(
             series=tuple(
-                Series(
+                Curve(
                     name,
                     tuple(at.get(x, float(x)) for x, _ in pairs),
                     tuple(y for _, y in pairs),
@@ -127,7 +127,7 @@ def sweep_panels(
         for name, pairs in beside.get(title, {}).items():
             if name in slots:
                 x, y = (tuple(values) for values in zip(*pairs, strict=True))
-                series.append(Series(f"{name}, published", x, y, slots[name], dashed=True))
+                series.append(Curve(f"{name}, published", x, y, slots[name], dashed=True))
         chart = Lines(
             series=tuple(series),
             x_label=setting,
@@ -150,10 +150,10 @@ def sweep_panels(
     )
 
 
-def _swept(name: str, points: Points, slot: str) -> Series:
+def _swept(name: str, points: Points, slot: str) -> Curve:
     known = sorted((x, m, s or 0.0) for x, m, s in points if math.isfinite(m))
     low, high = ((tuple(m + sign * s for _, m, s in known)) for sign in (-1, 1))
-    return Series(name, tuple(x for x, *_ in known), tuple(m for _, m, _ in known), slot, False, low, high)
+    return Curve(name, tuple(x for x, *_ in known), tuple(m for _, m, _ in known), slot, False, low, high)
 
 
 def difference_maps(

@@ -10,7 +10,7 @@ from fedkeep.data.preparation.contract import Code, ColumnSummary, RawColumn, Ru
 from fedkeep.data.preparation.encoding import Encoding
 from fedkeep.data.preparation.features import Features, Target, Targets
 from fedkeep.data.preparation.labels import Labels, LabelSets
-from fedkeep.data.preparation.numbers import Keys, Plain, Times
+from fedkeep.data.preparation.numbers import KeyColumn, Plain, Times
 from fedkeep.data.preparation.series import Series
 from fedkeep.data.preparation.source import Raw, Ready, Source, encoded_alone, prepared
 from fedkeep.data.preparation.summary import About, Summary, agreeing, merged
@@ -22,7 +22,7 @@ __all__ = [
     "ColumnSummary",
     "Encoding",
     "Features",
-    "Keys",
+    "KeyColumn",
     "LabelSets",
     "Labels",
     "Plain",

@@ -21,7 +21,7 @@ from fedkeep.data.preparation.features import FeatureCode, Features, Target, Tar
 from fedkeep.data.preparation.labels import LabelCode, Labels, LabelSets
 from fedkeep.data.preparation.numbers import (
     KeyCode,
-    Keys,
+    KeyColumn,
     Plain,
     PlainCode,
     TimeCode,
@@ -239,7 +239,7 @@ def _raw(name: str, code: Code, values: Any) -> RawColumn:
             )
         return Features(names=code.names, values=numbers)
     if isinstance(code, KeyCode):
-        return Keys(values=_numbers(name, values, code.dtype))
+        return KeyColumn(values=_numbers(name, values, code.dtype))
     if isinstance(code, TimeCode):
         return Times(values=_numbers(name, values, np.dtype(np.float64)))
     assert isinstance(code, PlainCode)

@@ -107,7 +107,7 @@ class TimeCode(Code):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keys(RawColumn):
+class KeyColumn(RawColumn):
     """A raw column of whole numbers that name things, e.g. films: int64 (rows,)."""
 
     kind: ClassVar[str] = "key"
@@ -170,7 +170,7 @@ class KeyCode(Code):
         ):
             raise DataError("Wanted at least one item, and different ones, below 2^63.")
 
-    def encoded(self, raw: Keys, where: Where) -> NDArray[np.int64]:
+    def encoded(self, raw: KeyColumn, where: Where) -> NDArray[np.int64]:
         """Return the keys' numbers, int64 (rows,)."""
         known = np.asarray(self.keys, dtype=np.int64)
         order = np.argsort(known)

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Kind(Generic[T]):
+class CellKind(Generic[T]):
     """What the cells of a column are read as.
 
     Attributes:
@@ -204,7 +204,7 @@ class Nobody(Only):
         return False
 
 
-def wrong_cell(table: Table, row: int, column: str, wanted: str, got: object, advice: str) -> DataError:
+def wrong_cell(table: RawTable, row: int, column: str, wanted: str, got: object, advice: str) -> DataError:
     """Return what to say of a cell that is not what its column wants; ``advice`` is empty, or begins with a space."""
     return DataError(
         "{place}: wanted {wanted} in column {column!r}; got {got!r}.{advice}",
@@ -217,19 +217,19 @@ def wrong_cell(table: Table, row: int, column: str, wanted: str, got: object, ad
 
 
 @dataclass(frozen=True)
-class Table:
+class RawTable:
     """Columns, how to name a row of theirs in an error, and the mark before decimals in numbers that are texts."""
 
     columns: Mapping[str, Cells]
     where: Callable[[int], object]
     decimal: str = "."
 
-    def only(self, rows: NDArray[np.int64]) -> Table:
+    def only(self, rows: NDArray[np.int64]) -> RawTable:
         """Return a table of some rows, which errors name by their place in this one."""
         columns = {name: cells.only(rows) for name, cells in self.columns.items()}
         return replace(self, columns=columns, where=lambda row: self.where(int(rows[row])))
 
-    def read(self, name: str, kind: Kind[T]) -> tuple[list[T], NDArray[np.int64]]:
+    def read(self, name: str, kind: CellKind[T]) -> tuple[list[T], NDArray[np.int64]]:
         """Return the different values of a column, read as a kind, and the number of each row's.
 
         Raises:
@@ -252,16 +252,16 @@ class Table:
                 ) from None
         return values, number
 
-    def each(self, name: str, kind: Kind[T]) -> list[T]:
+    def each(self, name: str, kind: CellKind[T]) -> list[T]:
         """Return each row's value in a column, read as a kind; errors as of :meth:`read`."""
         values, number = self.read(name, kind)
         return [values[n] for n in number.tolist()]
 
-    def repeated(self, name: str, kind: Kind[T]) -> Repeated[T]:
+    def repeated(self, name: str, kind: CellKind[T]) -> Repeated[T]:
         """Return the same, where values come again in many rows."""
         return Repeated(*self.read(name, kind))
 
-    def wrong(self, row: int, column: str, got: object, kind: Kind[Any]) -> DataError:
+    def wrong(self, row: int, column: str, got: object, kind: CellKind[Any]) -> DataError:
         """Return what to say of a cell that is not of a kind."""
         return wrong_cell(self, row, column, kind.wanted, got, kind.advice(got))
 
@@ -369,7 +369,7 @@ def _advice_on_class(cell: Any) -> str:
     return f" For numbers as labels say task={usual_kind(whole=False).name!r}."
 
 
-def labels_between(separator: str) -> Kind[tuple[str, ...]]:
+def labels_between(separator: str) -> CellKind[tuple[str, ...]]:
     """Return the kind of cells that hold several labels: between separators, or as a list; an empty one holds none."""
 
     def read(cell: Any) -> tuple[str, ...]:
@@ -378,7 +378,7 @@ def labels_between(separator: str) -> Kind[tuple[str, ...]]:
             parts = [part.strip() for part in cell.split(separator)] if cell.strip() else []
         return tuple(dict.fromkeys(map(_decimal_class, parts if isinstance(parts, list) else [parts])))
 
-    return Kind(
+    return CellKind(
         f"labels with {separator!r} between them, each of at most {LONGEST_LABEL} characters,",
         read,
         lambda cell: " Leave the cell empty where an example has no label." if cell is None else "",
@@ -386,19 +386,19 @@ def labels_between(separator: str) -> Kind[tuple[str, ...]]:
 
 
 DATES = " Write all of the column as numbers, or all of it as dates."
-ID = Kind("a client id", as_id, as_they_are=are_plain_ids)
-NUMBER = Kind("a number", _number, _advice_on_number)
-INTEGER = Kind("an integer", _whole)
-TEXT = Kind("text", _text)
-TRUTH = Kind("true or false", lambda cell: TRUTHS[str(cell).lower()])
-SPLIT = Kind(
+ID = CellKind("a client id", as_id, as_they_are=are_plain_ids)
+NUMBER = CellKind("a number", _number, _advice_on_number)
+INTEGER = CellKind("an integer", _whole)
+TEXT = CellKind("text", _text)
+TRUTH = CellKind("true or false", lambda cell: TRUTHS[str(cell).lower()])
+SPLIT = CellKind(
     "the split 'train', 'valid' or 'test'",
     lambda cell: ALIASES[_text(cell)],
     lambda cell: did_you_mean(cell[:20], ALIASES) if isinstance(cell, str) else "",
 )
-CLASS = Kind(
+CLASS = CellKind(
     f"a class, an integer or a text of at most {LONGEST_LABEL} characters,", _class, _advice_on_class
 )
-DECIMAL_CLASS = Kind(CLASS.wanted, _decimal_class, _advice_on_class)
+DECIMAL_CLASS = CellKind(CLASS.wanted, _decimal_class, _advice_on_class)
 """Numbers with decimals are classes too. Texts such as "0.5" are a class in either, and may be refused where all labels
 are known."""

@@ -12,7 +12,7 @@ import numpy as np
 from fedkeep.core.errors import DataError, Spot, needing, reading
 from fedkeep.data.preparation import Plain, Raw, encoded_alone
 from fedkeep.data.preparation.texts import AnyVocabulary
-from fedkeep.data.readers.cells import ID, Cells, Only, Table
+from fedkeep.data.readers.cells import ID, Cells, Only, RawTable
 from fedkeep.data.readers.files import check_names, naming_of
 from fedkeep.data.readers.pictures import decoded, encoded_in
 from fedkeep.data.readers.tables import columns_of, named_user, raw_from
@@ -135,7 +135,7 @@ def raw_huggingface(
 
     pictures = None if image is None else decoded(encoded_in(columns.pop(image), where), size)
     return raw_from(
-        Table({column: Cells(values) for column, values in columns.items()}, where),
+        RawTable({column: Cells(values) for column, values in columns.items()}, where),
         user=PARTITION if partitioned else user,
         text=text,
         features=features,
@@ -178,7 +178,7 @@ def _drawn(
         rows = _plain(name, one.rows)
         check_names(name, list(rows.column_names), [user], naming)
         place = ", ".join(filter(None, [name, one.split]))
-        table = Table({user: Cells(list(rows[user]))}, partial(Spot, place, unit="row"))
+        table = RawTable({user: Cells(list(rows[user]))}, partial(Spot, place, unit="row"))
         ids.update(table.read(user, ID)[0])
     return Only(user, drawn(ids, clients))
 

@@ -16,7 +16,7 @@ from fedkeep.data.federated import FederatedData
 from fedkeep.data.images import ImageSet, Pixels
 from fedkeep.data.preparation import Labels, Plain, Raw, prepared
 from fedkeep.data.preparation.contract import Where
-from fedkeep.data.readers.cells import ALIASES, CLASS, ID, SPLIT, TEXT, Cells, Table
+from fedkeep.data.readers.cells import ALIASES, CLASS, ID, SPLIT, TEXT, Cells, RawTable
 from fedkeep.data.readers.files import digest_of
 from fedkeep.data.readers.load import load_table
 from fedkeep.data.readers.pictures import read_files
@@ -78,7 +78,7 @@ def raw_image_folder(
         wanted = levels.split("/") if levels is not None else _usual(home, names[0], read)
         _check_levels(wanted, levels, "class" in told)
         split_up = _folders(names, wanted, read)
-        read = Table({**split_up, **read.columns}, read.where)
+        read = RawTable({**split_up, **read.columns}, read.where)
     values: dict[str, list[Any]] = {
         name: read.each(name, kind) for name, kind in kinds.items() if name in read.columns
     }
@@ -137,7 +137,7 @@ def image_folder(folder: str | Path, **options: Any) -> FederatedData | ImageSet
     return made if isinstance(made, ImageSet) else prepared(made)
 
 
-def _found(home: Path) -> Table:
+def _found(home: Path) -> RawTable:
     """Return the images in a folder and in the folders in it."""
     names = sorted(
         path.relative_to(home).as_posix()
@@ -151,10 +151,10 @@ def _found(home: Path) -> Table:
             folder=home,
             endings=", ".join(ENDINGS),
         )
-    return Table({"image": Cells(names)}, lambda row: home / names[row])
+    return RawTable({"image": Cells(names)}, lambda row: home / names[row])
 
 
-def _listed(home: Path, place: Path, image: str, given: Mapping[str, str | None]) -> Table:
+def _listed(home: Path, place: Path, image: str, given: Mapping[str, str | None]) -> RawTable:
     """Return the images in the rows of a table, with what it says of each."""
     file = home / place
     wanted = [image, *(column for column in given.values() if column is not None)]
@@ -176,10 +176,10 @@ def _listed(home: Path, place: Path, image: str, given: Mapping[str, str | None]
         )
     columns = {"class" if name == "label" else name: column or name for name, column in given.items()}
     said = {name: read.columns[column] for name, column in columns.items() if column in read.columns}
-    return Table({"image": Cells(names), **said}, read.where)
+    return RawTable({"image": Cells(names), **said}, read.where)
 
 
-def _usual(home: Path, name: str, read: Table) -> list[str]:
+def _usual(home: Path, name: str, read: RawTable) -> list[str]:
     """Return what the folders above an image usually say."""
     folders = name.split("/")[:-1]
     if len(folders) == 1:
@@ -215,7 +215,7 @@ def _check_levels(wanted: Sequence[str], levels: str | None, has_class: bool) ->
         )
 
 
-def _folders(names: Sequence[str], wanted: Sequence[str], read: Table) -> dict[str, Cells]:
+def _folders(names: Sequence[str], wanted: Sequence[str], read: RawTable) -> dict[str, Cells]:
     """Return what the folders of each image say."""
     said: dict[str, list[str]] = {name: [] for name in wanted if name != SKIPPED}
     for row, name in enumerate(names):

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedkeep.core.errors import DataError, needing, raising
 from fedkeep.core.files import expanded
-from fedkeep.data.preparation import About, Keys, Plain, Raw, encoded_alone
+from fedkeep.data.preparation import About, KeyColumn, Plain, Raw, encoded_alone
 from fedkeep.data.readers.files import readable, sha256
 
 FOLDER = "/usr/lib/R/site-library/lme4/data"
@@ -71,7 +71,7 @@ def raw_insteval(folder: str | Path = FOLDER) -> Raw:
     return Raw(
         client=student,
         split=None,
-        columns={"item": Keys(values=lecturer), "label": Plain(values=rating.astype(np.float32))},
+        columns={"item": KeyColumn(values=lecturer), "label": Plain(values=rating.astype(np.float32))},
         about=About(task="regression", classes=1),
         meta={"name": "insteval", "source": {file.name: sha256(file) for file in (index, base)}},
     )

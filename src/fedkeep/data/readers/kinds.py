@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, check_choice
 from fedkeep.data.columns import is_missing
-from fedkeep.data.readers.cells import Table, as_floats, coded_of, few_differ, wrong_cell
+from fedkeep.data.readers.cells import RawTable, as_floats, coded_of, few_differ, wrong_cell
 
 KINDS = ("number", "truth", "date", "category")
 SERIES = "series"
@@ -63,7 +63,7 @@ class Field:
 
 
 @dataclass
-class Faults:
+class ColumnFaults:
     """Collects what is wrong with columns, so that one error names them all."""
 
     found: list[DataError] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Faults:
             )
 
 
-def field_of(table: Table, name: str, declared: str | None = None, advice: str = "") -> Field:
+def field_of(table: RawTable, name: str, declared: str | None = None, advice: str = "") -> Field:
     """Return a column as numbers, of the kind declared or, where none is, of that which its cells show.
 
     Args:
@@ -122,7 +122,7 @@ def check_kind(name: str, declared: str) -> None:
     check_choice(f"The kind of the column {name!r} must be", kind, (*KINDS, SERIES), DataError)
 
 
-def _arrow(table: Table, name: str) -> Any:
+def _arrow(table: RawTable, name: str) -> Any:
     """Return a column as pyarrow's array of a plain type; DataError where its cells are of several types."""
     import pyarrow
     from pyarrow import types
@@ -159,7 +159,7 @@ _FOUND = ' Correct it, leave the cell empty, or say kinds = {{ {!r} = "category"
 
 @dataclass(frozen=True)
 class _Column:
-    table: Table
+    table: RawTable
     name: str
     values: Any
     form: str
@@ -515,7 +515,7 @@ def _truths(text: Any, known: Any) -> Any | None:
     return None
 
 
-def lacking(table: Table, name: str) -> NDArray[np.bool_]:
+def lacking(table: RawTable, name: str) -> NDArray[np.bool_]:
     """Tell of each row (rows,) whether its label is missing.
 
     Where all that is written are numbers, also by a word such as NA; among names of classes by an empty cell alone: NA may
@@ -529,7 +529,7 @@ def lacking(table: Table, name: str) -> NDArray[np.bool_]:
         return np.isin(number, empty)
 
 
-def numbers_of(table: Table, name: str, advice: str = "") -> NDArray[np.float64]:
+def numbers_of(table: RawTable, name: str, advice: str = "") -> NDArray[np.float64]:
     """Return a column of numbers, of which none is missing; ``advice`` is as of ``field_of``.
 
     Raises:
@@ -550,7 +550,7 @@ def numbers_of(table: Table, name: str, advice: str = "") -> NDArray[np.float64]
     return found
 
 
-def times_of(table: Table, name: str) -> NDArray[np.float64] | NDArray[np.int64]:
+def times_of(table: RawTable, name: str) -> NDArray[np.float64] | NDArray[np.int64]:
     """Return a column of times: numbers as they are, dates as seconds since 1970.
 
     Raises:

@@ -24,7 +24,7 @@ from fedkeep.core.errors import DataError, raising
 from fedkeep.core.files import expanded
 from fedkeep.data.ids import as_id
 from fedkeep.data.preparation import About, Labels, Plain, Raw, RawColumn, encoded_alone
-from fedkeep.data.readers.cells import ALIASES, CLASS, ID, TEXT, Cells, Kind, Table
+from fedkeep.data.readers.cells import ALIASES, CLASS, ID, TEXT, CellKind, Cells, RawTable
 from fedkeep.data.readers.files import digest_of, existing, object_of, readable
 from fedkeep.data.readers.leaf_reddit import columns_of_words, has_targets, sequences
 from fedkeep.data.readers.pictures import read_files
@@ -109,8 +109,8 @@ def raw_leaf(
         number = bisect_right(ends, row)
         return users[number].place(row - (ends[number - 1] if number else 0))
 
-    def table(name: str, values: Sequence[Any]) -> Table:
-        return Table({name: Cells(list(values))}, where)
+    def table(name: str, values: Sequence[Any]) -> RawTable:
+        return RawTable({name: Cells(list(values))}, where)
 
     first, answer = users[0].x[0], users[0].y[0]
     labels = table("y", [label for user in users for label in user.y])
@@ -165,8 +165,8 @@ def _character(y: Any) -> str:
     return str(y)
 
 
-WORDS = Kind("a text, a tweet's row or numbers, as in the first example,", _words)
-CHARACTER = Kind("one character, as in the first example,", _character)
+WORDS = CellKind("a text, a tweet's row or numbers, as in the first example,", _words)
+CHARACTER = CellKind("one character, as in the first example,", _character)
 
 
 def _files(folder: Path) -> list[tuple[Path, str | None]]:

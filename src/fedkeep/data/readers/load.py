@@ -22,7 +22,7 @@ import numpy as np
 from fedkeep.core.errors import DataError, Spot, first_line, near_path, needing, reading, warn
 from fedkeep.data.checks import OPTED_IN
 from fedkeep.data.columns import Rows
-from fedkeep.data.readers.cells import Cells, Only, Table, are_plain, few_differ
+from fedkeep.data.readers.cells import Cells, Only, RawTable, are_plain, few_differ
 from fedkeep.data.readers.files import (
     LATIN,
     check_names,
@@ -62,7 +62,7 @@ def load_table(
     naming: Mapping[str, str] = {},
     numbers: Collection[str] | None = None,
     only: Only | None = None,
-) -> Table:
+) -> RawTable:
     """Read columns of a table.
 
     Args:
@@ -108,7 +108,7 @@ def load_table(
 
 def frame_table(
     frame: Any, wanted: Sequence[str], optional: Sequence[str], naming: Mapping[str, str] = {}
-) -> Table:
+) -> RawTable:
     """Take the columns ``wanted``, and those of ``optional`` that there are, of a data frame; truth values are 1 and 0.
 
     Raises:
@@ -125,7 +125,7 @@ def frame_table(
     for name in chosen:
         truths = pyarrow.types.is_boolean(found.schema.field(name).type)
         cells[name] = Cells(found[name].cast("int8") if truths else _in_microseconds(found[name]))
-    return Table(cells, lambda row: f"{what}, row {row}")
+    return RawTable(cells, lambda row: f"{what}, row {row}")
 
 
 def other_columns(
@@ -193,7 +193,7 @@ def _read_delimited(
     encoding: str | None = None,
     numbers: Collection[str] | None = None,
     only: Only | None = None,
-) -> Table:
+) -> RawTable:
     import pyarrow
 
     encoding = encoding or encoding_of(path)
@@ -221,7 +221,7 @@ def _read_delimited(
             f"{path} is no UTF-8, so it was read as Latin-1, in the form of Windows. Where letters look wrong, save it "
             f"as UTF-8."
         )
-    return Table(
+    return RawTable(
         {name: Cells(found[name]) for name in chosen},
         lambda row: _records_until(path, delimiter, row if rows is None else int(rows[row]), encoding),
         decimal,
@@ -457,7 +457,7 @@ def _read_json_lines(
     optional: Sequence[str],
     naming: Mapping[str, str],
     only: Only | None,
-) -> Table:
+) -> RawTable:
     columns: dict[str, list[Any]] = {}
     numbers: list[int] = []
     first = 0
@@ -483,12 +483,12 @@ def _read_json_lines(
             values.append(entry[name])
         numbers.append(number)
     cells = {name: Cells(values) for name, values in columns.items()}
-    return Table(cells, lambda row: Spot(path, numbers[row]))
+    return RawTable(cells, lambda row: Spot(path, numbers[row]))
 
 
 def _read_excel(
     path: Path, wanted: Sequence[str] | None, optional: Sequence[str], naming: Mapping[str, str]
-) -> Table:
+) -> RawTable:
     """Read the first sheet of a workbook; its first row that is not empty is the header."""
     with needing(f"{path}, a file of Excel,", "openpyxl", "excel", DataError, " Or save the sheet as .csv."):
         import openpyxl
@@ -506,7 +506,7 @@ def _read_excel(
     chosen = _chosen(path, [name for name in header if name], wanted, optional, naming)
     at = {name: header.index(name) for name in chosen}
     cells = {n: Cells([row[k] if k < len(row) else None for _, row in rows[1:]]) for n, k in at.items()}
-    return Table(cells, lambda row: Spot(path, rows[row + 1][0], "row"))
+    return RawTable(cells, lambda row: Spot(path, rows[row + 1][0], "row"))
 
 
 def _read_parquet(
@@ -517,7 +517,7 @@ def _read_parquet(
     *,
     coded: bool = False,
     only: Only | None = None,
-) -> Table:
+) -> RawTable:
     from pyarrow import parquet, types
 
     with reading("{file} is truncated or no Parquet file: {why}. Fetch it again.", file=path):
@@ -543,7 +543,7 @@ def _read_arrow(
     optional: Sequence[str],
     naming: Mapping[str, str],
     only: Only | None,
-) -> Table:
+) -> RawTable:
     """Read a file of Arrow's: one that can be entered anywhere, as of Feather, or a stream."""
     import pyarrow
     from pyarrow import ipc
@@ -570,10 +570,10 @@ def _read_arrow(
     return _of_rows(path, found, rows)
 
 
-def _of_rows(path: Path, found: Any, rows: Rows | None) -> Table:
+def _of_rows(path: Path, found: Any, rows: Rows | None) -> RawTable:
     """Return pyarrow's columns of a file whose rows have numbers, from 0; ``rows`` are these, where not all are there."""
     cells = {name: Cells(_in_microseconds(found[name])) for name in found.column_names}
-    return Table(cells, lambda row: Spot(path, row if rows is None else int(rows[row]), "row"))
+    return RawTable(cells, lambda row: Spot(path, row if rows is None else int(rows[row]), "row"))
 
 
 def _in_microseconds(values: Any) -> Any:

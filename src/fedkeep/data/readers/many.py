@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from fedkeep.core.errors import DataError, raising
-from fedkeep.data.readers.cells import ALIASES, Cells, Only, Table
+from fedkeep.data.readers.cells import ALIASES, Cells, Only, RawTable
 from fedkeep.data.readers.files import readable
 from fedkeep.data.readers.load import FORMATS, load_table
 
@@ -76,7 +76,7 @@ def check_once(files: Sequence[Path], formats: tuple[str, ...] = FORMATS) -> Non
         first[who] = file
 
 
-def joined(tables: Sequence[Table]) -> Table:
+def joined(tables: Sequence[RawTable]) -> RawTable:
     """Return tables of the same columns one after the other; a row keeps the name of its file and line."""
     first = tables[0]
     for table in tables:
@@ -94,10 +94,10 @@ def joined(tables: Sequence[Table]) -> Table:
         return tables[number].where(row - (ends[number - 1] if number else 0))
 
     columns = {name: _one_column([table.columns[name] for table in tables]) for name in first.columns}
-    return Table(columns, where, "," if any(table.decimal == "," for table in tables) else ".")
+    return RawTable(columns, where, "," if any(table.decimal == "," for table in tables) else ".")
 
 
-def _rows(table: Table) -> int:
+def _rows(table: RawTable) -> int:
     return len(next(iter(table.columns.values())))
 
 
@@ -126,7 +126,7 @@ def load_many(
     split: str,
     naming: Mapping[str, str] = {},
     only: Only | None = None,
-) -> Table:
+) -> RawTable:
     """Read a table for each client: its file's name is the client where no column is, and may tell the split.
 
     Args:
@@ -150,7 +150,7 @@ def load_many(
     return joined(made)
 
 
-def _with_names(file: Path, table: Table, client: str | None, split: str) -> Table:
+def _with_names(file: Path, table: RawTable, client: str | None, split: str) -> RawTable:
     import pyarrow
 
     who, part = named(file)
@@ -161,7 +161,7 @@ def _with_names(file: Path, table: Table, client: str | None, split: str) -> Tab
         if split in columns:
             raise split_twice(file, split)
         columns[split] = Cells(pyarrow.chunked_array([pyarrow.repeat(part, _rows(table))]))
-    return Table(columns, table.where, table.decimal)
+    return RawTable(columns, table.where, table.decimal)
 
 
 def split_twice(file: Path, split: str) -> DataError:

@@ -15,7 +15,7 @@ from fedkeep.core.errors import DataError, Spot
 from fedkeep.core.files import expanded
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.leave_one_out import leave_one_out
-from fedkeep.data.preparation import About, Keys, Plain, Raw, encoded_alone
+from fedkeep.data.preparation import About, KeyColumn, Plain, Raw, encoded_alone
 from fedkeep.data.readers.files import existing, inside, lines, sha256
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
@@ -74,7 +74,7 @@ def raw_movielens(path: str | Path) -> Raw:
         client=np.asarray(users, dtype=np.int64),
         split=None,
         columns={
-            "item": Keys(values=np.asarray(movies, dtype=np.int64)),
+            "item": KeyColumn(values=np.asarray(movies, dtype=np.int64)),
             "label": Plain(values=np.asarray(ratings, dtype=np.float32)),
             "time": Plain(values=np.asarray(times, dtype=np.int64)),
         },

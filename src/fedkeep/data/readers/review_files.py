@@ -8,7 +8,7 @@ from pathlib import Path
 from fedkeep.core.errors import DataError
 from fedkeep.core.files import expanded
 from fedkeep.data.preparation import Raw, encoded_alone
-from fedkeep.data.readers.cells import CLASS, SPLIT, TEXT, Cells, Table
+from fedkeep.data.readers.cells import CLASS, SPLIT, TEXT, Cells, RawTable
 from fedkeep.data.readers.files import sha256
 from fedkeep.data.readers.load import load_table
 from fedkeep.data.readers.many import check_once, files_of, joined, named, split_twice
@@ -86,7 +86,7 @@ review_files = encoded_alone(raw_review_files)
 """Read reviews as :func:`raw_review_files` does, and encode them."""
 
 
-def _one(file: Path, part: str | None, text: str, label: str, split: str, wanted: bool) -> Table:
+def _one(file: Path, part: str | None, text: str, label: str, split: str, wanted: bool) -> RawTable:
     named = [split] if wanted and part is None else []
     table = load_table(file, [text, label, *named], [split, OPTED_IN], {})
     if OPTED_IN in table.columns:
@@ -100,4 +100,4 @@ def _one(file: Path, part: str | None, text: str, label: str, split: str, wanted
         return table
     if split in table.columns:
         raise split_twice(file, split)
-    return Table({**table.columns, split: Cells([part] * len(table.columns[text]))}, table.where)
+    return RawTable({**table.columns, split: Cells([part] * len(table.columns[text]))}, table.where)

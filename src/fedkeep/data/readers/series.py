@@ -14,11 +14,11 @@ from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Ragged, check_max_length, offsets_of
 from fedkeep.data.preparation import Series
 from fedkeep.data.preparation.series import LARGEST, series_in
-from fedkeep.data.readers.cells import Table
+from fedkeep.data.readers.cells import RawTable
 from fedkeep.data.readers.kinds import SERIES, check_kind
 
 
-def is_series(table: Table, name: str, declared: str | None = None) -> bool:
+def is_series(table: RawTable, name: str, declared: str | None = None) -> bool:
     """Tell whether a column is declared to hold a series in each cell, or holds lists."""
     if declared is not None:
         check_kind(name, declared)
@@ -46,7 +46,12 @@ def seems_series(cells: Sequence[Any]) -> bool:
 
 
 def series_of(
-    table: Table, names: Sequence[str], kinds: Mapping[str, str], *, max_length: int, standardise: bool = True
+    table: RawTable,
+    names: Sequence[str],
+    kinds: Mapping[str, str],
+    *,
+    max_length: int,
+    standardise: bool = True,
 ) -> Series:
     """Return columns as the channels of one series in each row.
 
@@ -96,7 +101,7 @@ def series_of(
     )
 
 
-def _fast(table: Table, name: str) -> Ragged | None:
+def _fast(table: RawTable, name: str) -> Ragged | None:
     """Return a column of lists that pyarrow reads as numbers; None where something is to be said, or to be parsed."""
     from pyarrow import ArrowException, compute, types
 
@@ -121,7 +126,7 @@ def _fast(table: Table, name: str) -> Ragged | None:
     return Ragged(numbers.reshape(-1, width), offsets_of(lengths))
 
 
-def _slow(table: Table, name: str) -> Ragged:
+def _slow(table: RawTable, name: str) -> Ragged:
     """Return a column cell by cell; DataError at the first that is no series."""
     made: list[NDArray[np.float64]] = []
     for row, cell in enumerate(table.columns[name].tolist()):

@@ -19,7 +19,7 @@ from fedkeep.data.ids import as_id
 from fedkeep.data.preparation import (
     About,
     Features,
-    Keys,
+    KeyColumn,
     Labels,
     LabelSets,
     Raw,
@@ -43,11 +43,11 @@ from fedkeep.data.readers.cells import (
     Cells,
     Nobody,
     Only,
-    Table,
+    RawTable,
     labels_between,
 )
 from fedkeep.data.readers.files import digest_of, naming_of, sha256
-from fedkeep.data.readers.kinds import Faults, Field, field_of, lacking, numbers_of, times_of
+from fedkeep.data.readers.kinds import ColumnFaults, Field, field_of, lacking, numbers_of, times_of
 from fedkeep.data.readers.load import frame_table, load_table, other_columns
 from fedkeep.data.readers.many import check_once, files_of, is_of_many, joined, load_many, named
 from fedkeep.data.readers.series import is_series, series_of
@@ -222,7 +222,7 @@ def data_of_frame(
     return read_table(frame, user=client, label=label, **options)
 
 
-def _labelled(table: Table, labels: Sequence[str]) -> Table:
+def _labelled(table: RawTable, labels: Sequence[str]) -> RawTable:
     """Return the rows in which no label is missing.
 
     Raises:
@@ -273,7 +273,7 @@ def _loaded(
     naming: Mapping[str, str],
     numbers: Sequence[str] | None = None,
     only: Only | None = None,
-) -> tuple[Table, dict[str, str]]:
+) -> tuple[RawTable, dict[str, str]]:
     """Return a file's table, or those of many files as one, and the sha256 of what was read by its name."""
     if not is_of_many(place):
         return load_table(place, wanted, usual, naming, numbers, only), {place.name: sha256(place)}
@@ -294,7 +294,7 @@ def _numbers_among(
     return [name for name in chosen if (kinds or {}).get(name, "number") == "number"]
 
 
-def _with_tests(table: Table, tests: Table, split: str) -> Table:
+def _with_tests(table: RawTable, tests: RawTable, split: str) -> RawTable:
     """Return two tables as one: the rows of the first train unless they say their split, those of the second test."""
     both = []
     for one, part in ((table, "train"), (tests, "test")):
@@ -328,7 +328,7 @@ def names_in(names: str | Sequence[str]) -> list[str]:
 
 
 def raw_from(
-    table: Table,
+    table: RawTable,
     *,
     user: str | None,
     text: str | None,
@@ -372,7 +372,7 @@ def raw_from(
         and any(_holds_numbers(table, name, alone) for name in names_in(label))
     ):
         task = usual_kind(whole=False).name
-    faults = Faults()
+    faults = ColumnFaults()
     columns: dict[str, RawColumn] = {
         "label": faults.within(lambda: _labels(table, label, label_separator, task, label_names, standardise))
     }
@@ -424,10 +424,10 @@ def raw_from(
 
 
 def features_of(
-    table: Table,
+    table: RawTable,
     names: Sequence[str],
     kinds: Mapping[str, str],
-    faults: Faults | None = None,
+    faults: ColumnFaults | None = None,
     *,
     standardise: bool = True,
 ) -> Features | None:
@@ -436,7 +436,7 @@ def features_of(
     Raises:
         DataError: as of :func:`field_of`, of all columns at once, where there are no ``faults`` to collect errors in.
     """
-    own = Faults() if faults is None else faults
+    own = ColumnFaults() if faults is None else faults
     fields: dict[str, Field] = {}
     values = np.empty(
         (len(table.columns[names[0]]), len(names)), order="F"
@@ -462,7 +462,7 @@ def features_of(
     )
 
 
-def _keys(table: Table, name: str) -> Keys:
+def _keys(table: RawTable, name: str) -> KeyColumn:
     """Return a column of whole numbers that name things."""
     found = table.times(name)
     if found.dtype.kind == "f":
@@ -473,10 +473,10 @@ def _keys(table: Table, name: str) -> Keys:
             column=name,
             got=found[row],
         )
-    return Keys(values=found.astype(np.int64))
+    return KeyColumn(values=found.astype(np.int64))
 
 
-def _holds_numbers(table: Table, label: str, ratings: bool) -> bool:
+def _holds_numbers(table: RawTable, label: str, ratings: bool) -> bool:
     """Tell whether a column of labels holds numbers to predict: many different ones, written with a decimal point.
 
     Args:
@@ -508,7 +508,7 @@ def _holds_numbers(table: Table, label: str, ratings: bool) -> bool:
 
 
 def _labels(
-    table: Table,
+    table: RawTable,
     name: str | Sequence[str],
     separator: str,
     task: str | None,
@@ -546,9 +546,11 @@ def _labels(
     return Labels(values=table.repeated(name, cells), names=names, task=task)
 
 
-def _targets(table: Table, names: Sequence[str], standardise: bool, in_units: bool, advice: str) -> Targets:
+def _targets(
+    table: RawTable, names: Sequence[str], standardise: bool, in_units: bool, advice: str
+) -> Targets:
     """Return columns of numbers to predict; DataError of all bad ones at once."""
-    faults = Faults()
+    faults = ColumnFaults()
     columns = [faults.within(lambda n=name: numbers_of(table, n, advice)) for name in names]  # type: ignore[misc]
     faults.check()
     values = np.stack(columns, axis=1)
@@ -561,7 +563,7 @@ def _about_numbers(task: str | None) -> About:
     return About(task=task) if of_numbers(task) else About()
 
 
-def _columns_of_labels(table: Table, names: tuple[str, ...], kind: Kind) -> LabelSets:
+def _columns_of_labels(table: RawTable, names: tuple[str, ...], kind: Kind) -> LabelSets:
     """Return labels of which each has a column of 1 and 0."""
     there = np.stack([table.each(name, TRUTH) for name in names], axis=1)
     return LabelSets(

@@ -20,7 +20,7 @@ from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import as_id
 from fedkeep.data.images import ImageSet
 from fedkeep.data.preparation import Raw, prepared
-from fedkeep.data.readers.cells import ALIASES, CLASS, ID, Cells, Table
+from fedkeep.data.readers.cells import ALIASES, CLASS, ID, Cells, RawTable
 from fedkeep.data.readers.files import LONGEST_LINE, digest_of, existing, object_of
 from fedkeep.data.readers.image_folder import ENDINGS, NOBODYS, examples_of
 from fedkeep.data.readers.many import check_once, files_of, is_of_many, named
@@ -99,7 +99,7 @@ def raw_tars(
         columns["client"] = Cells([named(sample.file, TARS)[0] for sample in samples])
     elif client is not None:
         columns["client"] = Cells([_said(sample, client, "client") for sample in samples])
-    table = Table(columns, lambda row: samples[row])
+    table = RawTable(columns, lambda row: samples[row])
     values: dict[str, list[Any]] = {
         name: table.each(name, kind) for name, kind in (("class", CLASS), ("client", ID)) if name in columns
     }
@@ -226,9 +226,9 @@ def _said(sample: Sample, name: str, what: str) -> Any:
 
 def _whose(sample: Sample, client: str) -> str:
     """Return the id of an example's client."""
-    return Table({"client": Cells([_said(sample, client, "client")])}, lambda row: sample).each("client", ID)[
-        0
-    ]
+    return RawTable({"client": Cells([_said(sample, client, "client")])}, lambda row: sample).each(
+        "client", ID
+    )[0]
 
 
 def _split(file: Path, is_client: bool) -> str | None:

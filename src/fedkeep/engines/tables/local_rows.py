@@ -33,7 +33,7 @@ CLIENT = "client"
 Tables = Literal["exact", "local", "whole"]
 
 
-class Examples(Protocol):
+class ExampleRows(Protocol):
     """Rows of examples: a data set, or a view of one."""
 
     columns: dict[str, Column]
@@ -44,7 +44,7 @@ class Examples(Protocol):
 
 
 @runtime_checkable
-class Owned(Examples, Protocol):
+class Owned(ExampleRows, Protocol):
     """Examples of several clients."""
 
     def owners(self, rows: np.ndarray) -> np.ndarray:
@@ -85,7 +85,7 @@ def local_tables(
     net: Net,
     phases: Sequence[Phase],
     params: Mapping[str, Tensor],
-    data: Examples,
+    data: ExampleRows,
     rows: np.ndarray,
     valid: np.ndarray | None = None,
     mode: Tables = "exact",
@@ -139,7 +139,7 @@ def clients_tables(net: Net, params: Mapping[str, Tensor]) -> list[LocalTable]:
     ]
 
 
-def allowed(data: Examples, rows: np.ndarray, examples: str = "opted_in") -> np.ndarray:
+def allowed(data: ExampleRows, rows: np.ndarray, examples: str = "opted_in") -> np.ndarray:
     """Return the rows that a phase may use: all, or those whose column ``opted_in`` is true."""
     if examples == "all" or "opted_in" not in data.columns:
         return rows

@@ -78,7 +78,7 @@ TRACE_FAILS = (FedkeepError, RuntimeError, ValueError, LookupError, TypeError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced(Term):
+class TracedTerm(Term):
     """A term, and whether it reads tables other than through the model's output."""
 
     term: Term
@@ -135,7 +135,7 @@ def with_declared_tables(method: Method, net: Net, data: FederatedData, device: 
     phases = []
     for phase, uses in zip(client.phases, seen, strict=True):
         if phase.loss.reads_parameters is None and uses.outside is not None:
-            phase = phase.but(loss=Traced(term=phase.loss, reads_tables=bool(uses.outside & cut.keys())))
+            phase = phase.but(loss=TracedTerm(term=phase.loss, reads_tables=bool(uses.outside & cut.keys())))
         if phase.loss.reads_parameters is not False:
             why = (
                 f"{type(phase.loss).__name__} reads parameters, or does not say that it reads the model's output "

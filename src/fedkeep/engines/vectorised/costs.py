@@ -101,7 +101,7 @@ def times_faster(step: StepCost, together: float) -> float:
 
 def step_cost(job: Job, client: int) -> StepCost:
     """Return what a first step takes of one client, all phases together."""
-    clients, counting = first_clients(job, [client]), _Counting()
+    clients, counting = first_clients(job, [client]), _OperationCount()
     job.net.train()
     for number in range(len(clients.client.phases)):
         phase = StackedPass(clients, number)
@@ -114,7 +114,7 @@ def step_cost(job: Job, client: int) -> StepCost:
     return counting.cost
 
 
-class _Counting(EagerMode):
+class _OperationCount(EagerMode):
     """Counts operations other than views, the bytes that they read and write, and floating-point operations.
 
     These by torch's own formulas; its ``FlopCounterMode`` counts the same, and loads the compiler.
@@ -234,14 +234,14 @@ def _saved(compute: Callable[[], object]) -> int:
             compute()
     except MethodError:
         # torch.func allows no such hooks where gradients are taken within; any other error comes once more.
-        made = _Made()
+        made = _BytesMade()
         with made:
             compute()
         return made.nbytes
     return sum(saved.values())
 
 
-class _Made(EagerMode):
+class _BytesMade(EagerMode):
     """Adds up the bytes of all tensors that operations return while it is active."""
 
     def __init__(self) -> None:

@@ -33,8 +33,8 @@ from fedkeep.engines.client_step import (
     finish,
 )
 from fedkeep.engines.dropout import Noise
-from fedkeep.engines.lanes import MODEL_ERRORS, Lanes, Pass, Step, columns_of, model_error, slopes
-from fedkeep.engines.tables.local_rows import Examples, LocalTable, local_tables
+from fedkeep.engines.lanes import MODEL_ERRORS, Lanes, LaneStep, Pass, columns_of, model_error, slopes
+from fedkeep.engines.tables.local_rows import ExampleRows, LocalTable, local_tables
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Together:
 
     lanes: list[int]
     rows: np.ndarray
-    gathered: Gathered
+    gathered: GatheredExamples
 
     def batch(self) -> Batch:
         """Return the mini-batches, columns (clients, examples, …)."""
@@ -80,7 +80,7 @@ def lockstep(
                 at[k] += 1
 
 
-class Gathered:
+class GatheredExamples:
     """The training examples of some clients, brought to the device at once.
 
     Args:
@@ -93,7 +93,7 @@ class Gathered:
 
     def __init__(
         self,
-        data: Examples,
+        data: ExampleRows,
         rows: Sequence[np.ndarray],
         tables: Sequence[Sequence[LocalTable]],
         kind: torch.dtype,
@@ -158,7 +158,7 @@ class StackedPass(Pass):
         self.updates = {n: np.zeros(len(clients.clients), np.int64) for n in self.names}
         self.total = torch.zeros(len(clients.clients), dtype=torch.float32, device=clients.device)
 
-    def gradients(self, step: Step) -> Params:
+    def gradients(self, step: LaneStep) -> Params:
         """Return the gradients of the clients who step, (clients, *shape)."""
         self.pick = self.lanes.pick(step.lanes)
         self.values, losses, grads = self.computed(step, self.pick, step.batch())
@@ -172,7 +172,7 @@ class StackedPass(Pass):
         return found
 
     def computed(
-        self, step: Step, pick: Pick, batch: Batch, values: Mapping[str, Tensor] = MappingProxyType({})
+        self, step: LaneStep, pick: Pick, batch: Batch, values: Mapping[str, Tensor] = MappingProxyType({})
     ) -> tuple[Params, Tensor, Params]:
         """Return some clients' values (with buffers as the step left them), losses and gradients.
 
@@ -192,7 +192,7 @@ class StackedPass(Pass):
             raise self._failed(step, batch, error) from error
         return stacked, losses.detach(), slopes(losses.sum(), leaves)
 
-    def _losses(self, step: Step, params: Params, pick: Pick, batch: Batch) -> Tensor:
+    def _losses(self, step: LaneStep, params: Params, pick: Pick, batch: Batch) -> Tensor:
         clients = self.lanes
         cut = picked({n: clients.received[n] for n in clients.cut}, pick)
         axes = (
@@ -208,7 +208,7 @@ class StackedPass(Pass):
         with clients.noise.of(step.lanes):
             return torch.func.vmap(loss, (*axes, 0, 0))(params, clients.received | cut, batch, numbers)
 
-    def _failed(self, step: Step, batch: Batch, error: Exception) -> MethodError:
+    def _failed(self, step: LaneStep, batch: Batch, error: Exception) -> MethodError:
         names = list(dict.fromkeys(self.lanes.draws[k].client for k in step.lanes))  # one may be tried twice
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         several = len(names) > 1
@@ -227,7 +227,7 @@ class StackedPass(Pass):
         scale = (bound / (norm + 1e-6)).clamp(max=1.0)
         return {n: g * scale.to(g.dtype).reshape(-1, *[1] * (g.dim() - 1)) for n, g in grads.items()}
 
-    def move(self, step: Step, grads: Params) -> None:
+    def move(self, step: LaneStep, grads: Params) -> None:
         """Let the optimiser step on some clients; those who have taken equally many steps at once."""
         optimizer, whole, pick, values, who = (
             self.phase.optimizer,
@@ -310,7 +310,7 @@ class Stacked(Lanes):
         ]
         self._stack()
         self.check_written()  # before anything runs under vmap, of which an assigned .data would keep a dead tensor
-        self.examples = Gathered(job.data, self.rows, self.tables, job.net.float_type, job.device)
+        self.examples = GatheredExamples(job.data, self.rows, self.tables, job.net.float_type, job.device)
 
     def _start(self, position: int) -> Params:
         """Return what a client trains from. If its ``start`` breaks down, it trains in vain, from what was before."""
@@ -367,7 +367,7 @@ class Stacked(Lanes):
         seeds = [stream(d.seed, f"noise/{number}", d.client, d.round) for d in self.draws]
         self.noise = Noise(seeds, self.device)
 
-    def mini_batches(self, number: int) -> Iterator[Step]:
+    def mini_batches(self, number: int) -> Iterator[LaneStep]:
         """Yield who steps when, and on what."""
         phase, every = self.client.phases[number], zip(self.rows, self.draws, strict=True)
         plans = [list(batches(self.data, rows, phase, draws, number)) for rows, draws in every]

@@ -19,7 +19,7 @@ from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.learned import summarize
 from fedkeep.experiments.long_jobs import run_long_jobs
-from fedkeep.experiments.places import Place, Written
+from fedkeep.experiments.places import Place, WrittenJob
 from fedkeep.experiments.sweeps.plan import RANDOM, Sweep, held
 from fedkeep.experiments.trackers import EndRun, Facts
 from fedkeep.report.wording import lower_is_better
@@ -53,7 +53,7 @@ def _waiting(sweep: Sweep, method: str) -> Iterator[TrialJob]:
 
 
 @dataclass(frozen=True)
-class TrialJob(Written):
+class TrialJob(WrittenJob):
     """A trial that is to run.
 
     Attributes:
@@ -110,7 +110,7 @@ class TrialJob(Written):
         for seed in sweep.seeds:
             own = config.model_copy(update={"seed": seed, "personalization": None, "ranking": None})
             out = trial_folder(sweep, self.method, trial.number) / f"seed-{seed}"
-            watch = Watch(trial, sweep.metric, valid, steps)
+            watch = TrialWatch(trial, sweep.metric, valid, steps)
             try:
                 made = run_config(
                     own,
@@ -169,7 +169,7 @@ def _data(config: Config, folder: Path | None) -> FederatedData:
     return _DATA[key]
 
 
-class Watch:
+class TrialWatch:
     """Tells a trial of the best value on ``valid`` so far, and ends a run whose trial falls behind.
 
     It counts the run's finished rounds, ``rounds``, also of one that breaks down.

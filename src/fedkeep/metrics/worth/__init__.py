@@ -6,7 +6,7 @@ signs.py      exact paired tests of single clients, false discoveries, "at least
 pooled.py     gains in pooled accuracy, RMSE and AUC, by jackknife
 """
 
-from fedkeep.metrics.worth.gains import Fairness, Group, Paired, Worth, worth
+from fedkeep.metrics.worth.gains import ClientGroup, Fairness, Paired, Worth, worth
 from fedkeep.metrics.worth.intervals import Interval
 
-__all__ = ["Fairness", "Group", "Interval", "Paired", "Worth", "worth"]
+__all__ = ["ClientGroup", "Fairness", "Interval", "Paired", "Worth", "worth"]

@@ -158,7 +158,7 @@ class Paired:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ClientGroup:
     """Some of the clients.
 
     Attributes:
@@ -224,9 +224,9 @@ class Worth:
     at_least_better: int
     at_least_worse: int
     needed: int | None
-    worst: Group | None
-    worst_off: Group | None
-    by_examples: tuple[Group, ...]
+    worst: ClientGroup | None
+    worst_off: ClientGroup | None
+    by_examples: tuple[ClientGroup, ...]
     fairness: Fairness
 
     @property
@@ -296,14 +296,16 @@ def _verdicts(flips: Sequence[Flips]) -> tuple[str, ...]:
     return tuple(out.tolist())
 
 
-def _group(p: Paired, y: Floats, who: Array) -> Group:
+def _group(p: Paired, y: Floats, who: Array) -> ClientGroup:
     alike = len(who) >= FEW
     sizes = p.trained[who] if p.trained is not None else np.zeros(1, np.int64)
     gain = _like_these(p, y[:, who]) if alike else _these(p, y, who)
-    return Group(clients=len(who), least=int(sizes.min()), most=int(sizes.max()), gain=gain, alike=alike)
+    return ClientGroup(
+        clients=len(who), least=int(sizes.min()), most=int(sizes.max()), gain=gain, alike=alike
+    )
 
 
-def _tenth(p: Paired, y: Floats, values: Floats | None) -> Group | None:
+def _tenth(p: Paired, y: Floats, values: Floats | None) -> ClientGroup | None:
     """Return the tenth of clients, at least one, with the lowest values; of equals the first."""
     if values is None or np.isnan(values).all():
         return None
@@ -312,7 +314,7 @@ def _tenth(p: Paired, y: Floats, values: Floats | None) -> Group | None:
     return _group(p, y, chosen)
 
 
-def _quarters(p: Paired, y: Floats) -> tuple[Group, ...]:
+def _quarters(p: Paired, y: Floats) -> tuple[ClientGroup, ...]:
     """Return quarters by number of training examples; clients with as many examples stay together."""
     if p.trained is None:
         return ()
