@@ -30,7 +30,7 @@ from fedkeep.experiments.attack_scenes import STEP, AttackScene, multiplier
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.report.attacks import TITLES, Finding, plain, sentences, table
-from fedkeep.report.tables import to_markdown
+from fedkeep.report.text_tables import to_markdown
 
 TEXT = 'data = { reader = "many_user_text", users = %d, examples = 40, classes = 6, seed = 0 }\n'
 CONFIGS = {

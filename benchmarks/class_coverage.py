@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.measure import write
 from fedkeep.metrics.worth.gains import FEW
 from fedkeep.metrics.worth.intervals import users_like_these
-from fedkeep.metrics.worth.pooled import CLASSES_POOLED, shares
+from fedkeep.metrics.worth.pooled_gains import CLASSES_POOLED, shares
 
 CLIENTS, SEEDS, SEED = (20, 50, 100), (1, 3, 5), 29
 POPULATION = 50_000

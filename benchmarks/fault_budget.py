@@ -39,7 +39,7 @@ from fedkeep.experiments import drive
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config
 from fedkeep.privacy import BudgetLedger, epsilon
-from fedkeep.privacy.ledger import FILE, marks
+from fedkeep.privacy.budget_ledger import FILE, marks
 
 ROUNDS, AFFORDED, A_RUN = 40, 30, 4
 """Rounds of a run, those that a budget allows, and how often a run is killed."""

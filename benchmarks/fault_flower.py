@@ -33,7 +33,7 @@ from fedkeep.core.files import load_verified
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
-from fedkeep.flower.local import federation, local_of, rounds_done
+from fedkeep.flower.local_federation import federation, local_of, rounds_done
 from fedkeep.remote.device_file import DeviceFile
 
 LEG = 5

@@ -38,11 +38,11 @@ from fedkeep.engines.first_values import declared
 from fedkeep.methods import Global
 from fedkeep.privacy import TopK
 from fedkeep.remote import Packet, RoundPolicy
+from fedkeep.remote.client_ledger import Ledger, Listed, RunClients
+from fedkeep.remote.device_tally import SignedWords
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.ledger import Ledger, Listed, RunClients
 from fedkeep.remote.node import Node, OwnerTerms
-from fedkeep.remote.server import Federation, serve_run
-from fedkeep.remote.tally import SignedWords
+from fedkeep.remote.served_run import Federation, serve_run
 from fedkeep.remote.transport import Died, MemoryTransport
 from fedkeep.store import Default, Line, MemoryStore, VersionLedger
 from fedkeep.store.database import Database

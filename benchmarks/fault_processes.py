@@ -21,7 +21,7 @@ from benchmarks.fault_proxy import Proxy
 from fedkeep.core.errors import RunError
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import PATIENCE, FlowerLink
-from fedkeep.flower.local import Local, read_status, rounds_done, start_node
+from fedkeep.flower.local_federation import Local, read_status, rounds_done, start_node
 from fedkeep.flower.processes import WATCH, marked
 from fedkeep.flower.project import new_project
 from fedkeep.flower.signed import sign_project

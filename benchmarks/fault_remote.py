@@ -40,10 +40,10 @@ from fedkeep import FederatedData
 from fedkeep.data.preparation import Ready
 from fedkeep.engines import Sampler
 from fedkeep.remote import Packet
-from fedkeep.remote.ledger import Listed
+from fedkeep.remote.client_ledger import Listed
+from fedkeep.remote.device_tally import Limits, SignedWords
 from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.roll_back import kept_rounds, roll_back
-from fedkeep.remote.tally import Limits, SignedWords
 from fedkeep.remote.transport import Died, Weather
 
 Fault = Callable[[Grid, random.Random], None]

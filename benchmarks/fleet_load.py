@@ -34,7 +34,7 @@ from fedkeep.core.errors import RunError
 from fedkeep.core.records import read_records
 from fedkeep.data.preparation import Ready
 from fedkeep.flower.link import READY, Control, environment, free_port
-from fedkeep.flower.local import read_status, rounds_done
+from fedkeep.flower.local_federation import read_status, rounds_done
 from fedkeep.flower.processes import Processes, marked, program
 from fedkeep.flower.project import new_project
 from fedkeep.remote import Packet

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.faults import commit
 from benchmarks.measure import RESULTS, processor
 from benchmarks.processes import sizes_of
-from fedkeep.flower.local import Local, federation, local_of, train
+from fedkeep.flower.local_federation import Local, federation, local_of, train
 from fedkeep.flower.processes import marked
 
 MOST_MB, TURNS, ROUNDS = 400, 3, 6

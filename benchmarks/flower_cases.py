@@ -25,7 +25,7 @@ from fedkeep.flower.client_app import answered
 from fedkeep.flower.grid import GridTransport
 from fedkeep.remote import Packet
 from fedkeep.remote.node import Node, OwnerTerms
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from fedkeep.store import Line
 from tests.engines.test_conformance import CASES, reference
 from tests.remote.device_states import begun

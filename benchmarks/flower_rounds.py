@@ -33,7 +33,7 @@ from fedkeep.flower.client_app import answered
 from fedkeep.flower.grid import GridTransport
 from fedkeep.remote import Packet
 from fedkeep.remote.node import Node, OwnerTerms
-from fedkeep.remote.server import Federation, serve_run
+from fedkeep.remote.served_run import Federation, serve_run
 from fedkeep.remote.transport import Reply
 
 FOLDER, NODES, SEED = "FEDKEEP_BENCH", 2, 0

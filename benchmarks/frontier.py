@@ -35,7 +35,7 @@ from fedkeep.privacy import Adaptive, DifferentialPrivacy
 from fedkeep.report.blocks import Figure
 from fedkeep.report.charts import Curve, Legend, Lines, point_of
 from fedkeep.report.drawing import write_figure
-from fedkeep.report.tables import Table, mean_std, to_markdown
+from fedkeep.report.text_tables import Table, mean_std, to_markdown
 
 EPSILONS = (math.inf, 8.0, 4.0, 1.0)
 CLIP = 0.3

@@ -43,7 +43,7 @@ from benchmarks.restarts import CONFIG, NODES, serves, until
 from fedkeep import load_model
 from fedkeep.core.errors import FedkeepError
 from fedkeep.experiments.predicting import predict_table
-from fedkeep.flower.local import START, federation, local_of, rounds_done
+from fedkeep.flower.local_federation import START, federation, local_of, rounds_done
 from fedkeep.flower.processes import marked
 from fedkeep.methods import METHODS
 from tests.flower.test_published import LINEAR, MIXTURE, SITES, TWO_LAYERS, Hospitals, device

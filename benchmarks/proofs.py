@@ -22,7 +22,7 @@ from benchmarks.measure import RESULTS, write
 from fedkeep.core.errors import FedkeepError
 from fedkeep.methods import METHODS
 from fedkeep.prove import Proof, prove
-from fedkeep.prove.findings import VERDICTS, claims, paths
+from fedkeep.prove.proof_findings import VERDICTS, claims, paths
 
 LIMIT = 10.0
 FIRST = ("Linear", "TextClassifier", "CNN", "MixtureOfExperts")

@@ -42,10 +42,10 @@ from fedkeep.engines import (
 from fedkeep.engines.first_values import declared
 from fedkeep.methods import Sent
 from fedkeep.remote import Packet, RoundPolicy, fingerprint
+from fedkeep.remote.client_ledger import Ledger, RunClients
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import ExchangeRules
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.ledger import Ledger, RunClients
 from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.nodes import Nodes

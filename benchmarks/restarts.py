@@ -22,7 +22,7 @@ from benchmarks.fault_processes import part_of, words_of
 from benchmarks.faults import commit
 from benchmarks.measure import write
 from fedkeep.flower.link import FlowerLink
-from fedkeep.flower.local import START, Local, federation, local_of, rounds_done, start_node
+from fedkeep.flower.local_federation import START, Local, federation, local_of, rounds_done, start_node
 from fedkeep.flower.processes import marked
 from fedkeep.flower.supernode import SuperNode
 from fedkeep.flower.watch import JOINED

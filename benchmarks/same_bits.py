@@ -208,7 +208,7 @@ def summed(name: str, engine: str) -> Any:
 def deployed(name: str, kind: str = "float32") -> dict[str, str]:
     """Train a case of the conformance table on Flower's nodes, in this process; return its digests."""
     from benchmarks.flower_cases import FOLDER, GridTransport, client, kept, node
-    from fedkeep.remote.server import serve_run
+    from fedkeep.remote.served_run import serve_run
     from tests.engines.test_conformance import CASES
     from tests.flower.loopback import Loopback, context
     from tests.remote.federations import federation

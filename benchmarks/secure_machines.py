@@ -28,7 +28,7 @@ from fedkeep.data.preparation import Ready
 from fedkeep.methods import SecureSums, securely
 from fedkeep.remote import Packet
 from fedkeep.remote.node import Node, OwnerTerms
-from fedkeep.remote.server import Federation, serve_run
+from fedkeep.remote.served_run import Federation, serve_run
 from fedkeep.remote.transport import MemoryTransport
 
 SUMS = SecureSums(clip=10.0, bits=64)

@@ -39,10 +39,10 @@ from fedkeep.methods.robust import Median
 from fedkeep.methods.secure import Vectors
 from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.privacy.secure import SecureClient, SecureServer
+from fedkeep.remote.client_ledger import Ledger, RunClients
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import ExchangeRules
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.ledger import Ledger, RunClients
 from fedkeep.remote.messages import Answers, ClientAnswer, Packet, packet_of
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.transport import Reply

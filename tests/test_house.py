@@ -53,7 +53,7 @@ MAY_TAKE_GRADIENTS = {
     "methods/per_fedavg.py",
     "methods/pfedhn.py",
     "attacks/inputs.py",
-    "attacks/vectors.py",
+    "attacks/vector_attack.py",
     "core/params.py",
 }
 MAY_DEFINE_BACKWARD = ("nn/", "kernels/")

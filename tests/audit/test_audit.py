@@ -15,20 +15,20 @@ from fedkeep.audit import audit
 from fedkeep.audit.audit import patterns
 from fedkeep.audit.bench import Bench, States, changed, items, same, still
 from fedkeep.audit.canaries import small
+from fedkeep.audit.canary_images import describe_image
 from fedkeep.audit.findings import Allowed
-from fedkeep.audit.images import describe_image
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import toy
 from fedkeep.engines.tables import local_rows
 from fedkeep.methods import SecureSums, securely
 from fedkeep.methods.copies import OnCopy, PulledCopy
-from fedkeep.methods.declared import Reveal, revealed, reveals
+from fedkeep.methods.hook_declarations import Reveal, revealed, reveals
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.models import Linear
 from fedkeep.privacy import GaussianNoise
 from fedkeep.remote.messages import Packet
 from fedkeep.remote.node import told_counts
-from fedkeep.report.tables import markdown_escape
+from fedkeep.report.text_tables import markdown_escape
 from fedkeep.store import LedgerLines
 from tests.audit import leaks
 from tests.audit.leaks import Own, furl

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.privacy import Release, epsilon, ledger
+from fedkeep.privacy import Release, budget_ledger, epsilon
 from tests.cli.conftest import Command
 from tests.commands import succeeded
 
@@ -59,8 +59,8 @@ def test_only_the_accountant_that_is_asked_has_to_say(
 ) -> None:
     """Of little noise the other computes for minutes."""
     asked = []
-    real = ledger.epsilon
-    monkeypatch.setattr(ledger, "epsilon", lambda *given: asked.append(given[2]) or real(*given))
+    real = budget_ledger.epsilon
+    monkeypatch.setattr(budget_ledger, "epsilon", lambda *given: asked.append(given[2]) or real(*given))
     run(fedkeep)
     assert fedkeep("budget", "r").exit_code == 0
     assert asked == ["rdp"]

@@ -7,7 +7,7 @@ import pytest
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.local import local_of
+from fedkeep.flower.local_federation import local_of
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import node_names
 from fedkeep.remote.node_config import read_node_config

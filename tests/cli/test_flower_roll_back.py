@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedkeep.remote.roll_back import kept_rounds
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from tests.cli.conftest import Command
 from tests.commands import succeeded
 from tests.remote.federations import Devices, federation

@@ -20,7 +20,7 @@ from fedkeep.data import FederatedData, disk, toy
 from fedkeep.experiments import comparing
 from fedkeep.experiments.sweeps.plan import FORMAT as SWEEP
 from fedkeep.experiments.sweeps.plan import Sweep, held
-from fedkeep.privacy import ledger
+from fedkeep.privacy import budget_ledger
 from fedkeep.remote import device_file
 from fedkeep.store import sqlite
 from tests.privacy.test_ledger import TERMS
@@ -109,9 +109,14 @@ def sweep(folder: Path, found: Any) -> Case:
 
 def budget(folder: Path, found: Any) -> Case:
     path = folder / "budget.jsonl"
-    ledger.BudgetLedger.open(path, "run-1", TERMS)
+    budget_ledger.BudgetLedger.open(path, "run-1", TERMS)
     path.write_text(dumped(path.read_text(), format=found) + "\n")
-    return RunError, ledger.FORMAT, "run it again", lambda: ledger.BudgetLedger.read(path, "run-1")
+    return (
+        RunError,
+        budget_ledger.FORMAT,
+        "run it again",
+        lambda: budget_ledger.BudgetLedger.read(path, "run-1"),
+    )
 
 
 PLACES = [run_folder, device, store, data, published, kept_by_a_mod, comparison, sweep, budget]

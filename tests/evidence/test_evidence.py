@@ -11,7 +11,7 @@ import pytest
 from benchmarks.evidence import counted, judged, strictly
 from fedkeep.audit import audit
 from fedkeep.audit.canaries import MORE, opted_out, out_counts, resampled
-from fedkeep.audit.images import (
+from fedkeep.audit.canary_images import (
     carries_exactly,
     describe_code,
     describe_copy,

@@ -13,7 +13,7 @@ import torch
 from fedkeep import FederatedData, load_run, methods, simulate
 from fedkeep.core.errors import ConfigError, DataError, FedkeepError, MethodError, RunError
 from fedkeep.data.preparation import Encoding, Raw
-from fedkeep.data.preparation.labels import LabelCode, LabelError, Labels, LabelSets, LabelSummary
+from fedkeep.data.preparation.label_columns import LabelCode, LabelError, Labels, LabelSets, LabelSummary
 from fedkeep.data.preparation.numbers import KeyCode, KeyColumn, KeySummary
 from fedkeep.data.preparation.texts import Texts, TextSummary
 from fedkeep.data.seen import Seen

@@ -13,7 +13,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.toml import to_toml
 from fedkeep.flower import link as flower_link
 from fedkeep.flower.link import PATIENCE, free_port
-from fedkeep.flower.local import federation, local_of, read_status, rounds_done, start_node
+from fedkeep.flower.local_federation import federation, local_of, read_status, rounds_done, start_node
 from fedkeep.flower.set_up import add_party, set_up
 from fedkeep.flower.signed import CLIENTS, NODES, SIGNATURE, check_signed, node_names
 from fedkeep.flower.supernode import SuperNode

@@ -18,13 +18,13 @@ from fedkeep.flower import client_app as nodes
 from fedkeep.flower import server_app
 from fedkeep.flower.client_app import NODE_CONFIG, serve
 from fedkeep.flower.grid import GridTransport
-from fedkeep.flower.local import local_of, read_status, rounds_done
+from fedkeep.flower.local_federation import local_of, read_status, rounds_done
 from fedkeep.flower.packet_records import from_records, to_records
 from fedkeep.flower.served import federation_of
 from fedkeep.remote import Packet
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.roll_back import kept_rounds
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from tests.flower.loopback import Loopback, context
 from tests.flower.small import CONFIG, SECURE
 

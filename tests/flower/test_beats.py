@@ -31,7 +31,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 from fedkeep.flower import guard
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import FlowerLink, free_port
-from fedkeep.flower.local import Local, read_status
+from fedkeep.flower.local_federation import Local, read_status
 from tests.engines.workers.rounds import gone
 
 ALIVE, NOT_KNOWN = (200, b"\x08\x01"), (401, b"")

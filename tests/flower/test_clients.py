@@ -27,8 +27,8 @@ from fedkeep.flower.signed import (
     sign_project,
 )
 from fedkeep.remote.attendance import attendance_of, move
-from fedkeep.remote.ledger import Listed
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.client_ledger import Listed
+from fedkeep.remote.served_run import serve_run
 from tests.flower.small import CONFIG
 from tests.flower.test_apps import federation
 from tests.flower.test_signed import bundle, changed

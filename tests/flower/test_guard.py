@@ -10,7 +10,7 @@ from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
 
 from fedkeep.flower import guard
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.local import Local, federation
+from fedkeep.flower.local_federation import Local, federation
 from fedkeep.flower.project import new_project
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import SIGNATURE, sign_project

@@ -61,7 +61,7 @@ def project(tmp_path, monkeypatch):
 def test_settings_on_the_command_line_have_the_types_of_toml(project, monkeypatch):
     given = {}
     monkeypatch.setattr(
-        "fedkeep.flower.local.train_at", lambda link, project, settings, *_: given.update(settings)
+        "fedkeep.flower.local_federation.train_at", lambda link, project, settings, *_: given.update(settings)
     )
     words = ["clients=4", 'only="judge"', "continue-from=/srv/visits/run", 'out="june"']
     succeeded(call("flower", "train", "project", *(w for word in words for w in ("--run-config", word))))
@@ -76,7 +76,7 @@ def test_whoever_ends_the_command_reads_that_the_training_goes_on(number, projec
         os.kill(os.getpid(), number)
         time.sleep(5)
 
-    monkeypatch.setattr("fedkeep.flower.local.train_at", begun)
+    monkeypatch.setattr("fedkeep.flower.local_federation.train_at", begun)
     words = ("flower", "train", "project", "--link", "127.0.0.1:1")
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:

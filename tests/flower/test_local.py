@@ -8,9 +8,17 @@ import pytest
 
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.experiments.run_directory import locked
-from fedkeep.flower import local
+from fedkeep.flower import local_federation
 from fedkeep.flower.link import _said
-from fedkeep.flower.local import EndedError, Local, ServerStatus, local_of, train, train_at, write_status
+from fedkeep.flower.local_federation import (
+    EndedError,
+    Local,
+    ServerStatus,
+    local_of,
+    train,
+    train_at,
+    write_status,
+)
 from tests.flower.small import CONFIG
 
 
@@ -45,8 +53,8 @@ class Link:
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "SILENT", 0.0)
-    monkeypatch.setattr(local, "LOOK", 0.01)
+    monkeypatch.setattr(local_federation, "SILENT", 0.0)
+    monkeypatch.setattr(local_federation, "LOOK", 0.01)
     return Local(folder=tmp_path, config_text=CONFIG, data={}, clients={"node-1": ["a"]})
 
 
@@ -59,7 +67,7 @@ def test_a_server_app_that_ended_without_a_word_is_told_and_its_run_stopped(plac
 
 def test_a_link_that_died_is_told_in_words(place, monkeypatch):
     link = Link([RunError("The link does not say how the run is: it said nothing")])
-    monkeypatch.setattr(local, "AWAY", 0.0)
+    monkeypatch.setattr(local_federation, "AWAY", 0.0)
     with pytest.raises(RunError, match=r"it said nothing Give the same"):
         train(place, link)
 
@@ -86,7 +94,7 @@ def told(folder, link):
 @pytest.mark.usefixtures("place")
 def test_a_server_app_that_died_is_started_again_while_rounds_finish(tmp_path, monkeypatch):
     rounds = iter([0, 0, 2, 2, 2, 2])
-    monkeypatch.setattr(local, "rounds_done", lambda run: next(rounds))
+    monkeypatch.setattr(local_federation, "rounds_done", lambda run: next(rounds))
     link = Link(["finished:failed"])
     link.starts = lambda status: (
         len(link.given) == 2 and write_status(status, ServerStatus("finished", "Done."))
@@ -129,7 +137,7 @@ def test_a_training_goes_on_when_its_follower_ends(tmp_path):
 @pytest.mark.usefixtures("place")
 def test_a_training_that_is_stopped_elsewhere_is_not_started_again(tmp_path, monkeypatch):
     rounds = iter([0, 0, 2, 2])
-    monkeypatch.setattr(local, "rounds_done", lambda run: next(rounds))
+    monkeypatch.setattr(local_federation, "rounds_done", lambda run: next(rounds))
     link = Link(["finished:stopped"])
     with pytest.raises(RunError, match="was stopped"):
         told(tmp_path, link)
@@ -149,7 +157,7 @@ def test_a_folder_that_another_process_deploys_in_is_refused_and_left_as_it_is(p
     held = locked(place.folder)
     with (
         pytest.raises(RunError, match=r"is in use by another"),
-        local.federation(place),
+        local_federation.federation(place),
     ):
         pass
     held.release()
@@ -168,8 +176,8 @@ def test_what_judging_found_is_told_also_where_it_is_no_number(tmp_path):
     about = {"round": 1, "split": "test", "client": None, "metric": "auc", "n": 6}
     found = [{**about, "value": None}, {**about, "value": 0.75}, {**about, "value": 0.5, "client": "a"}]
     (tmp_path / "judged.jsonl").write_text("".join(json.dumps(one) + "\n" for one in found))
-    assert local.judged(tmp_path, "") == []
-    assert local.judged(tmp_path, "judge") == [
+    assert local_federation.judged(tmp_path, "") == []
+    assert local_federation.judged(tmp_path, "judge") == [
         "Round 1, test: auc not defined (6 examples).",
         "Round 1, test: auc 0.75 (6 examples).",
     ]

@@ -9,7 +9,7 @@ import pytest
 
 from fedkeep.experiments.build import data_of, run_config
 from fedkeep.experiments.config import parse_config
-from fedkeep.flower.local import federation, local_of, train
+from fedkeep.flower.local_federation import federation, local_of, train
 from tests.remote.test_conformance import server_of
 from tests.remote.test_extended import HASHED, MAY, going_on, rows, write
 from tests.tiny import on_server, same_bits

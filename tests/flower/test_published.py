@@ -39,7 +39,7 @@ from fedkeep.flower.signed import sign_project
 from fedkeep.remote import fingerprint
 from fedkeep.remote.attendance import attendance_of
 from fedkeep.remote.device_file import DeviceFile, LogLine
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from fedkeep.report.page import write_report
 from fedkeep.report.wording import number as in_words
 from tests.commands import call

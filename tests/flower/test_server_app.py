@@ -5,7 +5,7 @@ import pytest
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower import client_app as nodes
 from fedkeep.flower import server_app
-from fedkeep.flower.local import read_status
+from fedkeep.flower.local_federation import read_status
 from tests.flower.loopback import Loopback
 from tests.flower.small import CONFIG
 from tests.flower.test_apps import project

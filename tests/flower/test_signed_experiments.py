@@ -13,7 +13,7 @@ from fedkeep.flower.keys import make_keys
 from fedkeep.flower.project import new_project
 from fedkeep.flower.served import experiments_in, federation_of
 from fedkeep.flower.signed import check_signed, sign_project
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from tests.flower.small import CONFIG, SECURE
 from tests.flower.test_apps import federation
 

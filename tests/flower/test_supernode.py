@@ -16,7 +16,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.flower import guard
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import FlowerLink, free_port
-from fedkeep.flower.local import Local
+from fedkeep.flower.local_federation import Local
 from fedkeep.flower.processes import WATCH, check_port, check_reachable
 from fedkeep.flower.supernode import SuperNode, check_clock
 

@@ -2,7 +2,7 @@
 
 import json
 
-from fedkeep.flower.local import troubles
+from fedkeep.flower.local_federation import troubles
 
 
 def line(text, kind="late"):

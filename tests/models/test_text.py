@@ -16,7 +16,7 @@ from fedkeep.core.net import Net
 from fedkeep.data import Ragged
 from fedkeep.engines.tables.local_rows import local_tables
 from fedkeep.models import TextClassifier
-from fedkeep.models.text import thinned
+from fedkeep.models.text_models import thinned
 from tests.refusals import raises
 from tests.tiny import texts
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from fedkeep.kernels.native import status
-from fedkeep.nn import native
+from fedkeep.nn import native_recurrent
 
 
 @pytest.fixture(params=["native", "pure"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "pure":
-        monkeypatch.setattr(native, "usable", lambda *_: False)
+        monkeypatch.setattr(native_recurrent, "usable", lambda *_: False)
     elif not status().native:
         pytest.skip(str(status()))
     return str(request.param)

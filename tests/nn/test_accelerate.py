@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import fedkeep
-from fedkeep.nn import convolution, linear, native, swapped
+from fedkeep.nn import convolution, linear_layer, native_recurrent, swapped
 from fedkeep.nn.accelerate import accelerate, swaps_of
 from fedkeep.nn.swapped import FastGRU, FastLinear, FastLSTM, FastSequential
 from tests.nn.recurrent import needs_native
@@ -57,7 +57,7 @@ def compared(
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels that ran."""
     ran: list[str] = []
-    for passes in (native.PASSES, convolution.PASSES, linear.PASSES):
+    for passes in (native_recurrent.PASSES, convolution.PASSES, linear_layer.PASSES):
         forward = passes.forward
 
         def noted(
@@ -134,7 +134,7 @@ def test_cell_states_can_be_differentiated_twice() -> None:
 @pytest.mark.parametrize("path", ["native", "pure"])
 def test_swapped_layers_run_side_by_side(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "pure":
-        monkeypatch.setattr(native, "usable", lambda *_: False)
+        monkeypatch.setattr(native_recurrent, "usable", lambda *_: False)
     torch.manual_seed(0)
     layers = [nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True).double() for _ in range(3)]
     x, fast = torch.randn(3, 2, 5, 3, dtype=torch.float64), accelerate(layers[0])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from fedkeep.nn import GRU, LSTM, ConvPool, Linear, linear
+from fedkeep.nn import GRU, LSTM, ConvPool, Linear, linear_layer
 from fedkeep.nn.accelerate import accelerate
 from tests.nn.recurrent import needs_native
 
@@ -61,7 +61,7 @@ def test_so_may_what_it_gives_many_clients(change: str) -> None:
 
 
 def test_our_linear_layer_keeps_its_output_for_a_relu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "WEIGHTS", 1)
+    monkeypatch.setattr(linear_layer, "WEIGHTS", 1)
     x = torch.randn(4, 3)
     Linear(3, 2)(x).relu_().sum().backward()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # as of torch's ReLU

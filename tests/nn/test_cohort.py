@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from fedkeep.kernels.native import status
-from fedkeep.nn import GRU, LSTM, ConvPool, Linear, convolution, linear, native
+from fedkeep.nn import GRU, LSTM, ConvPool, Linear, convolution, linear_layer, native_recurrent
 from tests.nn.recurrent import relative
 
 pytestmark = pytest.mark.skipif(not status().native, reason=str(status()))
@@ -29,8 +29,8 @@ LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The linear layer takes the kernel where it would not pay; the custom operations are out of reach."""
-    monkeypatch.setattr(linear, "WEIGHTS", 1)
-    for passes in (native.PASSES, linear.PASSES, convolution.PASSES):
+    monkeypatch.setattr(linear_layer, "WEIGHTS", 1)
+    for passes in (native_recurrent.PASSES, linear_layer.PASSES, convolution.PASSES):
         for name in ("custom", "custom_backward"):
             monkeypatch.setattr(passes, name, None)
 

@@ -11,7 +11,7 @@ from torch.autograd import gradgradcheck
 from torch.func import functional_call, grad, vmap
 
 from fedkeep.kernels.native import status
-from fedkeep.nn import GRU, LSTM, ConvPool, Linear, linear
+from fedkeep.nn import GRU, LSTM, ConvPool, Linear, linear_layer
 
 CLIENTS = 3
 LENGTHS = torch.tensor([3, 2])
@@ -43,7 +43,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         monkeypatch.setattr("fedkeep.kernels.native.available", lambda: False)
     elif not status().native:
         pytest.skip(str(status()))
-    monkeypatch.setattr(linear, "WEIGHTS", 1)  # the kernel also where it would not pay
+    monkeypatch.setattr(linear_layer, "WEIGHTS", 1)  # the kernel also where it would not pay
     return str(request.param)
 
 

@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 from fedkeep.kernels.native import status
-from fedkeep.nn import Linear, linear
+from fedkeep.nn import Linear, linear_layer
 from tests.nn.recurrent import relative
 
 needs_native = pytest.mark.skipif(not status().native, reason=str(status()))
@@ -29,10 +29,10 @@ SHAPES = [
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kernel also where it would not pay, or torch."""
     if request.param == "pure":
-        monkeypatch.setattr(linear, "usable", lambda *_: False)
+        monkeypatch.setattr(linear_layer, "usable", lambda *_: False)
     elif not status().native:
         pytest.skip(str(status()))
-    monkeypatch.setattr(linear, "WEIGHTS", 1)
+    monkeypatch.setattr(linear_layer, "WEIGHTS", 1)
     return str(request.param)
 
 
@@ -82,7 +82,7 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
     for relu in (False, True):
         args = (x, layer.weight, layer.bias)
-        assert torch.autograd.gradcheck(lambda x, w, b, r=relu: linear.run(x, w, b, r), args)
+        assert torch.autograd.gradcheck(lambda x, w, b, r=relu: linear_layer.run(x, w, b, r), args)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -123,12 +123,12 @@ def test_threads_change_nothing() -> None:
 def test_where_the_kernel_pays() -> None:
     weight, bias = torch.zeros(512, 128), torch.zeros(512)
     few = torch.zeros(16, 128)
-    assert linear.usable(few, weight, bias)
-    assert not linear.usable(torch.zeros(17, 128), weight, bias)
-    assert not linear.usable(few, weight[:511], bias[:511])
-    assert not linear.usable(few.double(), weight, bias)
-    assert not linear.usable(few[:, :127], weight, bias)
-    assert not linear.usable(few[0], weight, bias)
+    assert linear_layer.usable(few, weight, bias)
+    assert not linear_layer.usable(torch.zeros(17, 128), weight, bias)
+    assert not linear_layer.usable(few, weight[:511], bias[:511])
+    assert not linear_layer.usable(few.double(), weight, bias)
+    assert not linear_layer.usable(few[:, :127], weight, bias)
+    assert not linear_layer.usable(few[0], weight, bias)
 
 
 @needs_native

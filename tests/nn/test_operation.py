@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedkeep.kernels.native import status
-from fedkeep.nn import ConvPool, Linear, convolution, linear, native
+from fedkeep.nn import ConvPool, Linear, convolution, linear_layer, native_recurrent
 from fedkeep.nn.operation import Operation
 
 pytestmark = pytest.mark.skipif(not status().native, reason=str(status()))
@@ -29,12 +29,12 @@ def case(name: str) -> Case:
     """Return an operation, its settings, and its tensors with an axis of clients in front; lengths are shared."""
     torch.manual_seed(0)
     if name == "linear":
-        return linear.PASSES, (1,), [draw(4, 5), draw(4), draw(2, 5)]
+        return linear_layer.PASSES, (1,), [draw(4, 5), draw(4), draw(2, 5)]
     if name == "convolution":
         return convolution.PASSES, (1, 0), [draw(3, 2, 3, 3), draw(3), draw(2, 2, 6, 8)]
     weights = [draw(12, 3), draw(12, 4), draw(12), draw(12)] * 2
-    pool = native.MAX if name == "pooled" else native.OUTPUT
-    return native.PASSES, (1, pool), [*weights, draw(2, 6, 3), None, torch.tensor([6, 2])]
+    pool = native_recurrent.MAX if name == "pooled" else native_recurrent.OUTPUT
+    return native_recurrent.PASSES, (1, pool), [*weights, draw(2, 6, 3), None, torch.tensor([6, 2])]
 
 
 def client(tensors: list[Any], k: int) -> list[Any]:

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn.functional import embedding
 
 from fedkeep.core.errors import DataError
-from fedkeep.nn import GRU, LSTM, native
+from fedkeep.nn import GRU, LSTM, native_recurrent
 from tests.nn.recurrent import KINDS, draw, needs_native, packed, relative, scalar
 from tests.refusals import raises
 
@@ -225,7 +225,7 @@ def test_custom_operations_pass_torchs_checks() -> None:
     weights = [w.detach() for w in layer.parameters()]
     x, lengths = torch.randn(2, 6, 3), torch.tensor([6, 2])
     utils = ("test_schema", "test_faketensor")
-    for pool in (native.OUTPUT, native.MAX):
+    for pool in (native_recurrent.OUTPUT, native_recurrent.MAX):
         tensors, how = [*weights, x, None, lengths], (False, pool)
         torch.library.opcheck(torch.ops.fedkeep.recurrent.default, (tensors, how, False), test_utils=utils)
         *results, kept = torch.ops.fedkeep.recurrent(tensors, how, False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.functional import embedding
 
-from fedkeep.nn import LSTM, native
+from fedkeep.nn import LSTM, native_recurrent
 from tests.nn.recurrent import KINDS, needs_native, relative, scalar
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -64,8 +64,10 @@ def test_vmap_equals_loop(path, kind, shared) -> None:
 @needs_native
 def test_vmap_runs_one_call_of_the_kernel(monkeypatch) -> None:
     calls = []
-    run = native._Call.run
-    monkeypatch.setattr(native._Call, "run", lambda self, *a: (calls.append(self.clients), run(self, *a))[1])
+    run = native_recurrent._Call.run
+    monkeypatch.setattr(
+        native_recurrent._Call, "run", lambda self, *a: (calls.append(self.clients), run(self, *a))[1]
+    )
     layer = LSTM(3, 4, True)
     params = {k: torch.stack([v.detach()] * 5) for k, v in layer.named_parameters()}
     x = torch.randn(5, 2, 6, 3)

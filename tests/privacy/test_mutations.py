@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fedkeep.methods import private, secure
-from fedkeep.privacy import DifferentialPrivacy, dp, ledger
+from fedkeep.privacy import DifferentialPrivacy, budget_ledger, dp
 from fedkeep.privacy.draws import SystemDraw
-from fedkeep.privacy.secure import FixedPoint, Spent, client
+from fedkeep.privacy.secure import FixedPoint, Spent, secure_client
 from tests.methods import test_private, test_secure
 from tests.methods.table import ROWS
 from tests.privacy import test_dp, test_ledger
@@ -35,7 +35,7 @@ def every_time(self: Any, client: str, keys: Any) -> None:
     return
 
 
-def counted_last(self: ledger.BudgetLedger, round: int, planned: int = 1) -> None:
+def counted_last(self: budget_ledger.BudgetLedger, round: int, planned: int = 1) -> None:
     self.rounds.append(round)
     self._append({"round": round})
 
@@ -50,7 +50,7 @@ def one_sided(key: Any, theirs: bytes, round: str, one: str, other: str) -> byte
     return (one + other).encode().ljust(32)[:32]
 
 
-def asked_first(self: client.SecureClient, wanted: str, to: str) -> None:
+def asked_first(self: secure_client.SecureClient, wanted: str, to: str) -> None:
     self._step = to
 
 
@@ -86,13 +86,13 @@ BROKEN: dict[str, Broken] = {
         lambda _: test_dp.test_delta_must_be_below_one_over_the_number_of_clients(),
     ),
     "a round beyond the budget is refused": (
-        ledger.BudgetLedger,
+        budget_ledger.BudgetLedger,
         "charge",
         counted_last,
         test_ledger.test_a_round_beyond_the_budget_is_refused_and_not_written,
     ),
     "a ledger that was put back is refused": (
-        ledger.BudgetLedger,
+        budget_ledger.BudgetLedger,
         "_check",
         lambda self, known, whole: None,
         test_ledger.test_a_ledger_that_was_put_back_is_refused,
@@ -109,9 +109,9 @@ BROKEN: dict[str, Broken] = {
         refused_by_nobody,
         lambda _: test_secure.test_what_looks_at_single_uploads_is_refused(ROWS["ifca"][1], ""),
     ),
-    "masks cancel": (client, "pair_key", one_sided, lambda _: masks_cancel()),
+    "masks cancel": (secure_client, "pair_key", one_sided, lambda _: masks_cancel()),
     "a client masks one vector with a key": (
-        client.SecureClient,
+        secure_client.SecureClient,
         "_move",
         asked_first,
         lambda _: test_secure_sum.test_a_mask_key_is_used_once(),
@@ -123,7 +123,7 @@ BROKEN: dict[str, Broken] = {
         lambda _: test_secure_sum.test_a_mask_key_is_used_once(),
     ),
     "fewer than the threshold are refused": (
-        client,
+        secure_client,
         "check_threshold",
         lambda *_: None,
         lambda _: test_secure_sum.test_clients_refuse_too_few_by_themselves(),

@@ -28,10 +28,10 @@ from fedkeep.engines.tables import local_rows
 from fedkeep.methods import Finish, Finished, Global, Reduced, Start, Started
 from fedkeep.methods.copies import PulledCopy
 from fedkeep.methods.terms import Term
-from fedkeep.prove import labels, prove, proving, rounds
-from fedkeep.prove.labels import Tracer
+from fedkeep.prove import prove, proving, rounds, traced_labels
 from fedkeep.prove.proving import AGREES, CHANGES, PACKED
 from fedkeep.prove.rounds import Channels, Labelled
+from fedkeep.prove.traced_labels import Tracer
 from fedkeep.report.page import write_content
 from tests.audit import leaks
 from tests.audit.clients import users
@@ -188,7 +188,7 @@ def test_the_loss_of_a_private_model_is_told_where_nobody_opted_out(monkeypatch:
 
 def test_the_falsifier_finds_a_loss_that_the_labels_would_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LanePass, "totals", lambda step: without_labels(step.total))
-    monkeypatch.setattr(labels, "hiding", lambda *_: "")  # of which this has one
+    monkeypatch.setattr(traced_labels, "hiding", lambda *_: "")  # of which this has one
     proof = prove(Own(), methods.furl("user", local=Phase(batch_size=4)), DATA, allow=())
     item = next(i for i in proof.items if i.leaves == "loss")
     assert (item.verdict, item.falsifier) == ("path named", CHANGES)

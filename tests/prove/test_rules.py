@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from torch.nn.utils import rnn
 
 from fedkeep import nn as layers
-from fedkeep.prove.labels import Tracer
 from fedkeep.prove.rules import OUTSIDE, WRITES
 from fedkeep.prove.sites import PASSED_ON, PASSES, SITES
+from fedkeep.prove.traced_labels import Tracer
 
 core, quietly = torch._C, torch._C.DisableTorchFunction
 A, B, C = (torch.linspace(0.1, k, 12).reshape(3, 4) for k in (1, 2, 3))
@@ -82,7 +82,7 @@ def native_linear(t: Sequence[Tensor]) -> Sequence[Tensor]:
         v.clone().requires_grad_()
         for v in (t[0].repeat(1, 64), t[1].repeat(100, 64)[:260], t[2].repeat(22, 1).view(-1)[:260])
     )
-    y = layers.linear.run(x, w, b, True)
+    y = layers.linear_layer.run(x, w, b, True)
     return [y, *torch.autograd.grad((y**2).sum(), [x, w, b])]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fedkeep
 from fedkeep import Phase, methods, sgd
 from fedkeep.prove import Proof, prove
-from fedkeep.prove.labels import Tracer
+from fedkeep.prove.traced_labels import Tracer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 PLACES = torch.tensor([[0, 1, 2], [2, 0, 1]])

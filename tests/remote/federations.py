@@ -13,7 +13,7 @@ from fedkeep import FederatedData, Method
 from fedkeep.core.params import Params
 from fedkeep.data.preparation import Ready
 from fedkeep.remote.node import Experiment, Node, OwnerTerms
-from fedkeep.remote.server import Federation
+from fedkeep.remote.served_run import Federation
 from fedkeep.remote.transport import MemoryTransport
 from fedkeep.store import Line
 from tests.engines.test_conformance import CASES, COHORT, ROUNDS, SEED

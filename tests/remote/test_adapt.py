@@ -27,7 +27,7 @@ from fedkeep.remote.device_file import DeviceFile, file_of
 from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.messages import ClientOrder, Judging, Packet, Refused, message_of, packet_of
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from fedkeep.remote.transport import Died, Weather
 from tests.engines.test_conformance import CASES, COHORT, ROUNDS, SEED, best, trained
 from tests.remote.federations import Devices, federation

@@ -10,9 +10,9 @@ import pytest
 from fedkeep import Method, Phase, averaging, methods
 from fedkeep.methods import SecureSums, securely
 from fedkeep.remote import Packet, fingerprint
+from fedkeep.remote.device_tally import SignedWords
 from fedkeep.remote.messages import PROTOCOL, EncodingFits, Here, Message, Refused, message_of, packet_of
 from fedkeep.remote.node import Node
-from fedkeep.remote.tally import SignedWords
 from tests.remote.hand import RUN, Hand
 from tests.tiny import Logits, classes, files
 

@@ -18,7 +18,7 @@ from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.run import adapt_clients
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.device_store import STAGED, DeviceStore, counted
-from fedkeep.remote.server import Federation, serve_run
+from fedkeep.remote.served_run import Federation, serve_run
 from fedkeep.remote.transport import Died, Weather
 from tests.engines.test_conformance import CASES
 from tests.methods.table import ROWS

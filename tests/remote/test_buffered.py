@@ -22,7 +22,7 @@ from fedkeep.privacy import Chain
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.buffered import _scaled, check_buffered
 from fedkeep.remote.device_store import DeviceStore
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from fedkeep.remote.transport import Died
 from fedkeep.store import LedgerLines
 from tests.engines.test_conformance import CASES, Case

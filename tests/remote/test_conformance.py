@@ -12,8 +12,8 @@ from fedkeep.core.params import Params
 from fedkeep.core.records import Record
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.run_directory import RunDirectory
-from fedkeep.remote.ledger import Ledger, RunClients
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.client_ledger import Ledger, RunClients
+from fedkeep.remote.served_run import serve_run
 from fedkeep.store import Line, VersionLedger
 from tests.engines.test_conformance import CASES
 from tests.engines.test_conformance import best as best_of

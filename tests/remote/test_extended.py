@@ -23,7 +23,7 @@ from fedkeep.flower.served import federation_of
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.device_store import counted
 from fedkeep.remote.node_config import build_node
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from fedkeep.remote.transport import MemoryTransport
 from fedkeep.store import MemoryStore
 from tests import refusals

@@ -15,7 +15,7 @@ from fedkeep import FederatedData, Method, Phase, methods
 from fedkeep.core.errors import ConfigError, MethodError, RoundError, RunError
 from fedkeep.methods import Finish, Finished, Kept
 from fedkeep.remote.policy import LONGEST_PAUSE, MOST_FAILURES, Retries, RoundPolicy
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from tests.remote.federations import Devices, federation
 from tests.tiny import Logits, classes
 

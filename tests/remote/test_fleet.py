@@ -18,7 +18,7 @@ from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.agreement import refusal
 from fedkeep.remote.attendance import attendance_of, drop, move
 from fedkeep.remote.device_file import locked
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from fedkeep.remote.transport import Died, Weather
 from tests.engines.test_conformance import reference
 from tests.remote.federations import Devices, federation

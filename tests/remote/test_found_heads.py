@@ -13,9 +13,9 @@ from fedkeep import Method, Phase, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.experiments.build import build_data, build_method, build_model, with_head_named
 from fedkeep.experiments.config import parse_config
-from fedkeep.flower.local import Local, federation, local_of, train
+from fedkeep.flower.local_federation import Local, federation, local_of, train
 from fedkeep.flower.served import sent_of
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from tests.methods.test_fit import DATA, Plain, Stranger, Zeros
 from tests.remote.federations import Devices
 from tests.remote.federations import federation as run_of

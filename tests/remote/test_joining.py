@@ -19,11 +19,11 @@ from fedkeep.engines import Job, LocalDevice, Sampler, Sequential, first_global,
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.first_values import declared
 from fedkeep.remote.attendance import attendance_of
+from fedkeep.remote.client_ledger import Listed
 from fedkeep.remote.joining import ADDED, add
-from fedkeep.remote.ledger import Listed
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.roll_back import roll_back
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from fedkeep.remote.transport import Died
 from fedkeep.store import Default, MemoryStore
 from tests.engines.test_conformance import CASES, SEED

@@ -18,7 +18,7 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.net import Net
 from fedkeep.remote.continued import Older, begun, older_for
 from fedkeep.remote.events import Events
-from fedkeep.remote.server import Federation, serve_run
+from fedkeep.remote.served_run import Federation, serve_run
 from fedkeep.remote.transport import Died
 from fedkeep.store import MemoryStore
 from tests.engines.test_conformance import CASES, COHORT, SEED, trained

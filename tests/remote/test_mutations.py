@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from fedkeep.remote import exchange
+from fedkeep.remote.client_ledger import Ledger
 from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.ledger import Ledger
 from fedkeep.remote.messages import Packet
 from fedkeep.remote.policy import RoundPolicy
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from fedkeep.store import LedgerLines
 from tests.engines.test_conformance import reference
 from tests.remote.federations import Devices, federation

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fedkeep.remote import Packet
+from fedkeep.remote.client_ledger import Listed
 from fedkeep.remote.events import Events
-from fedkeep.remote.ledger import Listed
 from fedkeep.remote.messages import PROTOCOL, Encode, EncodingFits, Hello, Here, Refused, packet_of
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.transport import MemoryTransport, Reply

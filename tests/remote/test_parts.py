@@ -18,7 +18,7 @@ from fedkeep.remote import Packet
 from fedkeep.remote.device_file import DeviceFile, FileHeader, create
 from fedkeep.remote.node_config import build_node
 from fedkeep.remote.own_data import settled
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from fedkeep.remote.transport import MemoryTransport
 
 

@@ -15,8 +15,8 @@ import torch
 from fedkeep import Method, averaging, methods, simulate
 from fedkeep.core.errors import ConfigError, RunError, UploadError
 from fedkeep.data.preparation import Encoding, Raw, Rules, Summary, merged, prepared
-from fedkeep.data.preparation.features import Features
-from fedkeep.data.preparation.labels import Labels
+from fedkeep.data.preparation.feature_columns import Features
+from fedkeep.data.preparation.label_columns import Labels
 from fedkeep.data.preparation.numbers import KeyColumn
 from fedkeep.data.preparation.table import Hash, hash_of
 from fedkeep.data.preparation.texts import Texts
@@ -24,6 +24,7 @@ from fedkeep.methods import SecureSums, securely
 from fedkeep.models import Linear
 from fedkeep.privacy.secure import SecureClient
 from fedkeep.remote import Packet
+from fedkeep.remote.device_tally import SignedWords
 from fedkeep.remote.events import Events
 from fedkeep.remote.messages import (
     Ask,
@@ -40,8 +41,7 @@ from fedkeep.remote.messages import (
 from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.pooled import pooled
-from fedkeep.remote.server import Federation, serve_run
-from fedkeep.remote.tally import SignedWords
+from fedkeep.remote.served_run import Federation, serve_run
 from fedkeep.remote.told import lanes_told
 from fedkeep.remote.transport import Died, MemoryTransport, Weather
 from tests.engines.test_conformance import SEED

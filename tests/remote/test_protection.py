@@ -16,10 +16,10 @@ from fedkeep.core.errors import BudgetError, ConfigError
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.engines import Sampler
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, epsilon
-from fedkeep.privacy.ledger import FILE, BudgetLedger
+from fedkeep.privacy.budget_ledger import FILE, BudgetLedger
 from fedkeep.remote.messages import Packet
 from fedkeep.remote.policy import RoundPolicy
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from fedkeep.remote.transport import Died
 from tests.engines.test_conformance import CASES, SEED
 from tests.remote.federations import Devices, federation

@@ -17,9 +17,9 @@ from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.core.sealed import sealed_bytes
 from fedkeep.engines import Sampler
 from fedkeep.privacy import DifferentialPrivacy
-from fedkeep.privacy.ledger import FILE, BudgetLedger, marks
+from fedkeep.privacy.budget_ledger import FILE, BudgetLedger, marks
 from fedkeep.remote.roll_back import roll_back
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from tests.engines.test_conformance import SEED
 from tests.remote.federations import Devices, federation
 

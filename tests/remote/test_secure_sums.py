@@ -21,12 +21,12 @@ from fedkeep.core.errors import ConfigError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.engines.round import decode
 from fedkeep.methods import SecureSums, securely
-from fedkeep.remote import Packet, ledger
+from fedkeep.remote import Packet, client_ledger
 from fedkeep.remote.masking import VECTOR
 from fedkeep.remote.node import Node
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.secure_fleet import RemoteMean
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from fedkeep.remote.transport import Died, Weather
 from tests.remote.federations import Devices, federation
 from tests.remote.test_conformance import ledger_of, server_of
@@ -273,7 +273,7 @@ def test_a_server_whose_clock_was_set_is_followed_at_once(
         return send(messages)
 
     clock = SimpleNamespace(time_ns=lambda: 1_700_000_000 * 10**9)
-    monkeypatch.setattr(ledger, "time", clock)
+    monkeypatch.setattr(client_ledger, "time", clock)
     devices.transport.send = stopping  # type: ignore[method-assign]
     with pytest.raises(Died):
         served(devices, tmp_path)

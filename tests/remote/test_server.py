@@ -15,11 +15,11 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.records import from_line, to_line
 from fedkeep.core.run_files import read_info
 from fedkeep.remote import Packet, exchange
+from fedkeep.remote.client_ledger import RunClients
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.ledger import RunClients
 from fedkeep.remote.node import Node
 from fedkeep.remote.roll_back import kept_rounds, roll_back
-from fedkeep.remote.server import serve_run
+from fedkeep.remote.served_run import serve_run
 from fedkeep.remote.transport import Died
 from fedkeep.report.page import write_report
 from tests.engines.test_conformance import CASES, COHORT, SEED, reference, trained

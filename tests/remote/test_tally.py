@@ -17,9 +17,9 @@ from fedkeep.engines import Order
 from fedkeep.flower.served import experiments_in, federation_of
 from fedkeep.methods import Sent
 from fedkeep.remote.device_file import Counts, DeviceFile, LogLine, file_of
+from fedkeep.remote.device_tally import Limits, SignedWords, Tally, smallest_block
 from fedkeep.remote.messages import Answers, Refused, Work, message_of
 from fedkeep.remote.node import Node
-from fedkeep.remote.tally import Limits, SignedWords, Tally, smallest_block
 from fedkeep.remote.view import served
 from tests.flower.small import CONFIG
 from tests.remote.hand import RUN, Hand, only

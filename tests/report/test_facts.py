@@ -8,10 +8,10 @@ import pytest
 from fedkeep import Phase, methods, simulate
 from fedkeep.privacy import TopK
 from fedkeep.report import facts
-from fedkeep.report.analyses import sections
 from fedkeep.report.groups import Configuration, configurations
 from fedkeep.report.runs import read_run
-from fedkeep.report.tables import Table
+from fedkeep.report.stored_analyses import sections
+from fedkeep.report.text_tables import Table
 from tests.tiny import Logits, classes
 
 Write = Callable[..., Path]

@@ -28,7 +28,7 @@ from fedkeep.report.pairing import (
 )
 from fedkeep.report.runs import read_run
 from fedkeep.report.standings import compared, plain_rows
-from fedkeep.report.worth import compare, fairness_table, sentences
+from fedkeep.report.worth_page import compare, fairness_table, sentences
 from fedkeep.tasks import BINARY, MULTICLASS, RANKING, REGRESSION, Kind
 from fedkeep.tasks.results import ExampleResults, JudgedClients
 from tests.refusals import raises

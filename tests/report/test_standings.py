@@ -28,8 +28,8 @@ from fedkeep.report.standings import (
     said,
     table,
 )
-from fedkeep.report.tables import to_csv
-from fedkeep.report.worth import Comparison
+from fedkeep.report.text_tables import to_csv
+from fedkeep.report.worth_page import Comparison
 from fedkeep.tasks import MULTICLASS, REGRESSION
 from fedkeep.tasks.kind import COUNTING
 from tests.report.test_worth import comparison

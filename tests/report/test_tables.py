@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from fedkeep.report.tables import (
+from fedkeep.report.text_tables import (
     Table,
     latex_escape,
     markdown_escape,

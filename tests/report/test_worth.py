@@ -17,7 +17,7 @@ from fedkeep.experiments.worth import worth_of
 from fedkeep.metrics.worth import Interval, Paired, worth
 from fedkeep.report.charts import Gains, Lines
 from fedkeep.report.page import write_report
-from fedkeep.report.worth import (
+from fedkeep.report.worth_page import (
     Comparison,
     _figures,
     examples_table,

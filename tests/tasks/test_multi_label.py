@@ -21,7 +21,7 @@ from fedkeep.data.preparation import Encoding, merged
 from fedkeep.data.readers import raw_table
 from fedkeep.experiments.worth import counted
 from fedkeep.methods import fedavg, terms
-from fedkeep.metrics.worth.pooled import pooled_gain
+from fedkeep.metrics.worth.pooled_gains import pooled_gain
 from fedkeep.tasks.multi_label import micro_f1_pooled
 from tests.commands import call
 

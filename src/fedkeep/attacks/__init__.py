@@ -8,7 +8,7 @@ configuration and its protections.
 from fedkeep.attacks.inputs import invert_image, psnr, rows_seen, words_f1
 from fedkeep.attacks.membership import FPR, confidence, guessed_tpr, lira, membership, tpr_at
 from fedkeep.attacks.sightings import Observed, Sighting, one_by_one, summed, watch
-from fedkeep.attacks.vectors import place_of, vector_from_predictions, vector_in_upload
+from fedkeep.attacks.vector_attack import place_of, vector_from_predictions, vector_in_upload
 from fedkeep.attacks.who import label_guesses, likeness, present, recognised, trait_guesses
 
 __all__ = [

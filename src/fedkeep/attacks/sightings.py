@@ -11,7 +11,7 @@ from fedkeep.engines import Answer, Job, LocalDevice, Order, Sequential
 from fedkeep.engines.round import decode, run_round
 from fedkeep.methods import Global, Method, PrivateMean
 from fedkeep.methods.aggregate import spread
-from fedkeep.methods.checks import UPLOAD
+from fedkeep.methods.hook_checks import UPLOAD
 from fedkeep.privacy import GaussianNoise
 from fedkeep.split import Upload
 

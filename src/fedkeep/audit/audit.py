@@ -25,7 +25,7 @@ from fedkeep.core.modes import with_gradients
 from fedkeep.data import FederatedData
 from fedkeep.engines.rehearsal import fit
 from fedkeep.methods import Method, PrivateMean
-from fedkeep.methods.declared import revealed
+from fedkeep.methods.hook_declarations import revealed
 from fedkeep.remote.messages import Packet
 
 CLIENTS, ROUNDS = 3, 3

@@ -39,7 +39,7 @@ from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.messages import Answers, Packet, Work, message_of, packet_of
 from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.policy import RoundPolicy
-from fedkeep.remote.server import Federation, serve_run
+from fedkeep.remote.served_run import Federation, serve_run
 from fedkeep.remote.serving import serve
 from fedkeep.remote.transport import MemoryTransport, Serve
 from fedkeep.store import Default, LedgerLines

@@ -46,7 +46,7 @@ class CanarySource:
 
     @property
     def declared(self) -> list[str]:
-        """Its names as declarations have them, see ``methods.declared.Reveal``."""
+        """Its names as declarations have them, see ``methods.hook_declarations.Reveal``."""
         return [
             f"{'kept' if is_state(name) else 'private'} {name.removeprefix(CLIENT)}" for name in self.names
         ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.audit import server as on_server
+from fedkeep.audit import audited_server as on_server
 from fedkeep.audit.bench import FIRST, Items, SentItem, adapting, changed, items, on_common_rows, unjudged
 from fedkeep.audit.canaries import (
     floats_of,
@@ -21,8 +21,8 @@ from fedkeep.audit.canaries import (
     with_lengths,
     with_opt_out,
 )
+from fedkeep.audit.canary_images import DRAWS, made_singly
 from fedkeep.audit.findings import BUFFER, NO_OPT_OUT, Finding, made_up
-from fedkeep.audit.images import DRAWS, made_singly
 from fedkeep.audit.looking import Looking, MessageStep, image_of
 from fedkeep.core.errors import MethodError
 from fedkeep.data import FederatedData, Ragged

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from fedkeep.methods.declared import Reveal
+from fedkeep.methods.hook_declarations import Reveal
 
 Verdict = Literal["gradients", "declared", "leak"]
 
@@ -137,7 +137,7 @@ class Allowed:
 
         Args:
             label: what leaves.
-            sources: what it tells of, see ``methods.declared.Reveal``.
+            sources: what it tells of, see ``methods.hook_declarations.Reveal``.
             of_client: whether it tells of what the client itself keeps or trains on. Of opted-out examples and other
                 clients only an entry with a name gives leave to tell, and of the former ``judged``: they may train
                 private values, and judging tells how good these are.

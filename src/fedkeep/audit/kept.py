@@ -11,8 +11,7 @@ import torch
 
 from fedkeep.audit.bench import Items, SentItem, changed, judging, unjudged
 from fedkeep.audit.canaries import CanarySource, drawn, planted, replaced, sources
-from fedkeep.audit.findings import HALVES, JOINT, Finding
-from fedkeep.audit.images import (
+from fedkeep.audit.canary_images import (
     DRAWS,
     IN_LAST_BITS,
     describe_code,
@@ -21,6 +20,7 @@ from fedkeep.audit.images import (
     stands,
     statistics,
 )
+from fedkeep.audit.findings import HALVES, JOINT, Finding
 from fedkeep.audit.looking import Looking, MessageStep, image_of
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedkeep.audit import server as on_server
+from fedkeep.audit import audited_server as on_server
 from fedkeep.audit.bench import FIRST, Bench, Items, Recorded, SentItem, changed, items, still
 from fedkeep.audit.canaries import CanarySource, planted
+from fedkeep.audit.canary_images import IN_LAST_BITS, describe_image
 from fedkeep.audit.findings import Allowed, Finding, Leaving, Verdict
-from fedkeep.audit.images import IN_LAST_BITS, describe_image
 from fedkeep.audit.report import AuditReport
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net

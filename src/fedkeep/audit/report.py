@@ -10,7 +10,7 @@ from fedkeep.audit.findings import NOT_COVERED, WORDS, Finding, Leaving
 from fedkeep.core.grouping import by_key
 from fedkeep.report.blocks import Content, Section, Text
 from fedkeep.report.page import to_markdown_page
-from fedkeep.report.tables import Table
+from fedkeep.report.text_tables import Table
 from fedkeep.report.wording import size
 
 

@@ -36,7 +36,7 @@ from fedkeep.report.wording import duration
 if TYPE_CHECKING:
     from fedkeep.experiments.places import Place
     from fedkeep.report.standings import FoundComparison
-    from fedkeep.report.tables import Table
+    from fedkeep.report.text_tables import Table
 
 
 def compare(
@@ -208,7 +208,7 @@ def _starred(table: Table) -> list[list[str]]:
 
 def _show(found: FoundComparison) -> None:
     from fedkeep.report.standings import gains_table, not_beating, said, unlike
-    from fedkeep.report.worth import few
+    from fedkeep.report.worth_page import few
 
     say(*found.notes, found.how, *unlike(found))
     for c in found.compared:

@@ -146,8 +146,8 @@ NodeArgument = Annotated[Path, typer.Argument(metavar="NODE.toml", help="The dev
 def terms(config: NodeArgument) -> None:
     """Show what this device's owner has agreed to, and how much of it each run has asked for so far."""
     from fedkeep.remote.device_file import Counts
+    from fedkeep.remote.device_tally import Limits
     from fedkeep.remote.node_config import read_node_config
-    from fedkeep.remote.tally import Limits
 
     own = read_node_config(config).device
     say(*_own_terms(own))

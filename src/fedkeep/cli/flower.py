@@ -206,7 +206,7 @@ def train(
 
     from fedkeep.experiments.config import parse_overrides, toml_value
     from fedkeep.flower.link import Control
-    from fedkeep.flower.local import stop_at, train_at
+    from fedkeep.flower.local_federation import stop_at, train_at
     from fedkeep.flower.signed import Signed
 
     if not (project / "pyproject.toml").is_file():
@@ -355,7 +355,7 @@ def watch(
 
     It ends by itself when the training has.
     """
-    from fedkeep.flower.local import read_status
+    from fedkeep.flower.local_federation import read_status
     from fedkeep.remote.view import lines_of, view_of
     from fedkeep.report.page import write_report
 
@@ -517,7 +517,7 @@ def deploy(
 
     The clients of CONFIG's data are dealt out to the nodes. Called again with the same folder it goes on where it was.
     """
-    from fedkeep.flower.local import federation, judged, local_of, train
+    from fedkeep.flower.local_federation import federation, judged, local_of, train
     from fedkeep.report.page import write_report
 
     found = find_config(config, overrides)

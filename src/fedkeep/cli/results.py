@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fedkeep.experiments.run import Run, Stage
     from fedkeep.privacy.accounting import Accountant
-    from fedkeep.privacy.ledger import BudgetLedger
+    from fedkeep.privacy.budget_ledger import BudgetLedger
 
 
 def evaluate(
@@ -104,7 +104,7 @@ def of_file(run: Run, folder: Path, file: Path, split: Literal["train", "test"] 
 def write_frame(frame: pa.Table, out: Path) -> None:
     """Write a table of pyarrow as Parquet or CSV, by the file's ending; all of it or nothing."""
     from fedkeep.core.files import write_whole
-    from fedkeep.report.tables import to_csv
+    from fedkeep.report.text_tables import to_csv
 
     if out.suffix == ".csv":
         write_whole(out, to_csv(frame.to_pylist()).encode())
@@ -163,7 +163,7 @@ def worth(
     """
     from fedkeep.experiments.worth import worth_of
     from fedkeep.report.page import finite
-    from fedkeep.report.worth import limits, plain, sentences, tenths, worth_table
+    from fedkeep.report.worth_page import limits, plain, sentences, tenths, worth_table
 
     if files := [one for one in against or () if one.is_file()]:
         raise ConfigError(
@@ -222,7 +222,7 @@ def budget(
 
     RUN is the folder that fedkeep run wrote, of a configuration with a table [privacy].
     """
-    from fedkeep.privacy.ledger import FILE, BudgetLedger, marks
+    from fedkeep.privacy.budget_ledger import FILE, BudgetLedger, marks
 
     if accountant is not None:
         check_choice("--accountant must be", accountant, list(WORDS))

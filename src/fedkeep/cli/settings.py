@@ -194,7 +194,7 @@ def find_config(
         ConfigError: there is none, or it doesn't fit.
     """
     from fedkeep.core.run_files import read_info
-    from fedkeep.data.readers.load import FORMATS
+    from fedkeep.data.readers.load_table import FORMATS
     from fedkeep.experiments.config import parse_config, parse_overrides, read_config
     from fedkeep.experiments.load import folder_of_data, run_folder_config
     from fedkeep.experiments.plugins import builtin_names, builtin_text, near_names

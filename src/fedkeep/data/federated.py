@@ -21,7 +21,6 @@ from fedkeep.core.errors import DataError, check_choice, did_you_mean, some_of
 from fedkeep.core.files import expanded
 from fedkeep.core.params import Batch
 from fedkeep.data import disk, splits
-from fedkeep.data.checks import as_columns, as_split, check_columns, check_labels, completed
 from fedkeep.data.columns import (
     AS_READ,
     Column,
@@ -32,6 +31,7 @@ from fedkeep.data.columns import (
     offsets_of,
     stable_order,
 )
+from fedkeep.data.data_checks import as_columns, as_split, check_columns, check_labels, completed
 from fedkeep.data.datasets import OfClient, columns_of_datasets, on_disk
 from fedkeep.data.ids import RangeIds, as_id, check_ids, group_rows
 from fedkeep.tasks import KINDS, Kind

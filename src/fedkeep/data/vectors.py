@@ -14,7 +14,7 @@ from fedkeep.core.errors import DataError, Spot
 from fedkeep.core.files import expanded
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.arrays import read_npz
-from fedkeep.data.readers.files import existing, lines
+from fedkeep.data.readers.opened_files import existing, lines
 from fedkeep.data.text import SPECIAL, WordVocabulary
 
 UNKNOWN_RANGE = 0.1

@@ -22,7 +22,7 @@ from fedkeep.engines.judge import Way, judge
 from fedkeep.engines.lanes import LocalRunWatch, local_run
 from fedkeep.methods import Adapt, Client, Method, Phase, Recall, Recalls, Sent
 from fedkeep.methods.base import Predict
-from fedkeep.methods.checks import check_hook
+from fedkeep.methods.hook_checks import check_hook
 from fedkeep.split import Split
 from fedkeep.store import Default, MemoryStore
 from fedkeep.tasks.results import Model

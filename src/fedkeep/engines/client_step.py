@@ -50,7 +50,7 @@ from fedkeep.engines.lanes import (
 from fedkeep.engines.rehearsal import rehearse
 from fedkeep.engines.tables.local_rows import LocalTable, allowed, rows_of, widen
 from fedkeep.methods import Client, Finish, Finished, Kept, Method, Phase, Sent, Start, Started
-from fedkeep.methods.checks import UPLOAD, called, check_hook, check_tensors
+from fedkeep.methods.hook_checks import UPLOAD, called, check_hook, check_tensors
 from fedkeep.privacy.draws import Entropy
 from fedkeep.privacy.draws import draws as link_draws
 from fedkeep.split import Upload

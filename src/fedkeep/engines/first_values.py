@@ -11,7 +11,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import SERVER, Params, prefixed, to
 from fedkeep.methods import Global, Kept, Method, Roster, WeightedMean
-from fedkeep.methods.checks import UPLOAD, as_state
+from fedkeep.methods.hook_checks import UPLOAD, as_state
 from fedkeep.store import Default, PrivateStore
 
 

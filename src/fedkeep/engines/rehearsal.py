@@ -34,11 +34,11 @@ from fedkeep.engines.batches import load_batch
 from fedkeep.engines.first_values import first_default, first_kept
 from fedkeep.engines.tables.local_rows import ExampleRows
 from fedkeep.methods import Method
-from fedkeep.methods.declared import sent_to
 from fedkeep.methods.features import Known
+from fedkeep.methods.hook_declarations import sent_to
 from fedkeep.methods.terms import Term
 from fedkeep.split import immovable
-from fedkeep.split.check import stuck
+from fedkeep.split.constraint_check import stuck
 from fedkeep.split.joint import LocalLoss
 
 USERS, EXAMPLES = 3, 8

@@ -27,7 +27,7 @@ from fedkeep.core.seeds import numpy_generator, stream
 from fedkeep.engines.device import Answer, Device, Order, paired
 from fedkeep.engines.faults import Fault, Faults
 from fedkeep.methods import Global, Method, Optimize, Reduced, Sent
-from fedkeep.methods.checks import UPLOAD, called, check_tensors
+from fedkeep.methods.hook_checks import UPLOAD, called, check_tensors
 from fedkeep.privacy import Chain
 from fedkeep.split import Upload, check_rows, check_upload
 

@@ -20,8 +20,8 @@ from fedkeep.core.net import Net, Takes, float_type, logits_of, tensors_of
 from fedkeep.core.params import Params, is_state
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.preparation import Encoding, Ready
-from fedkeep.data.preparation.features import TargetsCode
-from fedkeep.data.preparation.labels import LabelCode
+from fedkeep.data.preparation.feature_columns import TargetsCode
+from fedkeep.data.preparation.label_columns import LabelCode
 from fedkeep.engines.batches import load_batch
 from fedkeep.methods import Method
 from fedkeep.methods.base import forward

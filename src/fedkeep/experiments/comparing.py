@@ -33,7 +33,7 @@ from fedkeep.core.run_files import numerics_of, read_commit, read_info
 from fedkeep.core.sealed import check_format
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.cells import CLASS, ID
-from fedkeep.data.readers.load import load_table
+from fedkeep.data.readers.load_table import load_table
 from fedkeep.experiments.ahead import Ahead
 from fedkeep.experiments.analyses import add_ranking
 from fedkeep.experiments.build import ahead_of, build_data, run_config, simulation_of
@@ -56,7 +56,7 @@ from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import check_metric, check_spread, own_side
 from fedkeep.report.runs import RunFiles, read_run, read_sealed_analyses
 from fedkeep.report.standings import RANKING, FoundComparison, find, write
-from fedkeep.report.tables import Table
+from fedkeep.report.text_tables import Table
 from fedkeep.report.wording import lower_is_better
 from fedkeep.tasks import tasks_in
 from fedkeep.version import NUMERICS

@@ -31,8 +31,8 @@ from fedkeep.methods.server import Roster
 from fedkeep.metrics import CLASS_METRICS
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.privacy import BudgetLedger, BudgetTerms, DifferentialPrivacy, epsilon
-from fedkeep.privacy.ledger import FILE, marks
-from fedkeep.privacy.secure.messages import LEAST
+from fedkeep.privacy.budget_ledger import FILE, marks
+from fedkeep.privacy.secure.secure_messages import LEAST
 from fedkeep.store import PrivateStore, SqliteStore, VersionLedger
 from fedkeep.tasks import Task, kinds_of
 from fedkeep.tasks.results import ExampleResults

@@ -33,8 +33,8 @@ from fedkeep.experiments.environment import code_of
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Global
 from fedkeep.privacy import BudgetLedger, BudgetTerms, Release
-from fedkeep.privacy.ledger import FILE as LEDGER
-from fedkeep.privacy.ledger import marks
+from fedkeep.privacy.budget_ledger import FILE as LEDGER
+from fedkeep.privacy.budget_ledger import marks
 from fedkeep.report.wording import count
 from fedkeep.store import PrivateStore, SqliteStore, VersionLedger
 from fedkeep.store.versions import NONCE_BITS

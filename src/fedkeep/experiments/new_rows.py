@@ -10,13 +10,13 @@ from torch import nn
 from fedkeep.core.net import Takes
 from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Encoding
-from fedkeep.data.preparation.features import FeatureCode
+from fedkeep.data.preparation.feature_columns import FeatureCode
 from fedkeep.data.preparation.numbers import PlainCode
-from fedkeep.data.preparation.series import SeriesCode
+from fedkeep.data.preparation.series_columns import SeriesCode
 from fedkeep.data.preparation.texts import TextCode
 from fedkeep.data.readers.cells import TEXT, RawTable
 from fedkeep.data.readers.kinds import SERIES
-from fedkeep.data.readers.load import frame_table
+from fedkeep.data.readers.load_table import frame_table
 from fedkeep.data.readers.series import series_of
 from fedkeep.data.readers.tables import features_of
 from fedkeep.engines.use import Predicted, predictions, said_tasks, takes_of

@@ -12,10 +12,10 @@ import numpy as np
 from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
 from fedkeep.core.grouping import by_key
 from fedkeep.data.ids import as_id
-from fedkeep.data.preparation.labels import LabelCode, one_form
+from fedkeep.data.preparation.label_columns import LabelCode, one_form
 from fedkeep.data.readers.cells import DECIMAL_CLASS, ID, RawTable
 from fedkeep.data.readers.kinds import field_of, lacking
-from fedkeep.data.readers.load import load_table
+from fedkeep.data.readers.load_table import load_table
 from fedkeep.data.readers.tables import names_in
 from fedkeep.engines.use import Predicted, predictions, said_tasks, takes_of
 from fedkeep.experiments.exported_models import Exported

@@ -43,9 +43,9 @@ from fedkeep.engines.use import Predicted, as_module, encoding_of
 from fedkeep.experiments.fitted import write_fitted
 from fedkeep.experiments.new_rows import predict_rows
 from fedkeep.experiments.onnx_files import write_onnx
-from fedkeep.experiments.processes import side_by_side
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.recommending import KS, FullRanking, full_ranking, recommended
+from fedkeep.experiments.side_by_side import side_by_side
 from fedkeep.methods import Global, Kept, Method, Sent
 from fedkeep.methods.base import Recalls, forward
 from fedkeep.nn.adapters import save_adapter

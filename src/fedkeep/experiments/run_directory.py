@@ -52,7 +52,7 @@ from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line
 from fedkeep.core.run_files import GROWING, Commit, Moment, numerics_of, read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
-from fedkeep.privacy.ledger import FILE as LEDGER
+from fedkeep.privacy.budget_ledger import FILE as LEDGER
 from fedkeep.store import Default, SqliteStore, VersionLedger
 from fedkeep.tasks.results import ExampleResults, read_examples
 from fedkeep.version import NUMERICS
@@ -197,7 +197,7 @@ class RunDirectory:
         write_of_run(self.folder / "run.json", sealed_bytes(info))
 
     def charged(self, mark: Mapping[str, Any]) -> None:
-        """Note how far the ledger of privacy has come, see ``privacy.ledger``."""
+        """Note how far the ledger of privacy has come, see ``privacy.budget_ledger``."""
         self.write_info({**self.read_info(), "charged": dict(mark)})
 
     def store(self, default: Default, ids: Sequence[str]) -> SqliteStore:

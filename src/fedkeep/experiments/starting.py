@@ -18,7 +18,7 @@ from fedkeep.data.alike import ID
 from fedkeep.data.readers.cells import ALIASES, RawTable
 from fedkeep.data.readers.image_folder import ENDINGS
 from fedkeep.data.readers.kinds import SERIES, Field, field_of, lacking
-from fedkeep.data.readers.load import load_table
+from fedkeep.data.readers.load_table import load_table
 from fedkeep.data.readers.many import files_of, load_many
 from fedkeep.data.readers.pictures import opened_picture
 from fedkeep.data.readers.series import is_series, seems_series, series_of

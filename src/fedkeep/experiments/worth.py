@@ -30,7 +30,7 @@ from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report.groups import Configuration, configurations
 from fedkeep.report.pairing import Side, kept, own_side, reference_side
 from fedkeep.report.runs import RunFiles, read_run
-from fedkeep.report.worth import Comparison, comparisons, limits, recognised, sentences, subjects, tenths
+from fedkeep.report.worth_page import Comparison, comparisons, limits, recognised, sentences, subjects, tenths
 from fedkeep.tasks import Baseline, Task, tasks_in
 from fedkeep.tasks.kind import COUNTING
 from fedkeep.tasks.results import ExampleResults, before_task

@@ -22,11 +22,11 @@ from fedkeep.experiments.config_tables import made_of
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.toml import to_toml
 from fedkeep.methods import Method
-from fedkeep.methods.declared import sent_to
+from fedkeep.methods.hook_declarations import sent_to
+from fedkeep.remote.device_tally import AGAIN, Limits, SignedWords
 from fedkeep.remote.node_config import experiment
 from fedkeep.remote.policy import RoundPolicy
-from fedkeep.remote.server import Federation
-from fedkeep.remote.tally import AGAIN, Limits, SignedWords
+from fedkeep.remote.served_run import Federation
 
 NO_DATA = {"reader": "devices"}
 """Stands for ``[data]``, which a server does not have."""

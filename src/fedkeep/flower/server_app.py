@@ -21,13 +21,13 @@ from fedkeep.experiments.config import read_text
 from fedkeep.experiments.config_tables import made_of
 from fedkeep.experiments.progress import Stand, tell_elsewhere
 from fedkeep.flower.grid import LIMIT, GridTransport
-from fedkeep.flower.local import ServerStatus, State, judged, write_status
+from fedkeep.flower.local_federation import ServerStatus, State, judged, write_status
 from fedkeep.flower.project import bundled
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import NODES, listed_in, node_names
 from fedkeep.remote.events import LOG
 from fedkeep.remote.migration import OnChange
-from fedkeep.remote.server import Only, serve_run
+from fedkeep.remote.served_run import Only, serve_run
 
 app = ServerApp()
 POLL = 2.0

@@ -39,7 +39,7 @@ from fedkeep.core.files import write_whole
 from fedkeep.experiments.config import parse_toml, read_text
 from fedkeep.flower.inner import bundle_of
 from fedkeep.flower.keys import RESERVED
-from fedkeep.remote.ledger import Listed
+from fedkeep.remote.client_ledger import Listed
 
 SIGNATURE = "fedkeep-signature.json"
 PUBLISHER = "publisher.json"

@@ -23,7 +23,6 @@ from fedkeep.methods.client import (
     by_share,
     newest,
 )
-from fedkeep.methods.declared import reveals, sends_to
 from fedkeep.methods.ditto import ditto
 from fedkeep.methods.fedala import fedala
 from fedkeep.methods.fedamp import fedamp
@@ -45,6 +44,7 @@ from fedkeep.methods.fedrod import fedrod
 from fedkeep.methods.fine_tuned import fine_tuned
 from fedkeep.methods.furl import furl
 from fedkeep.methods.gpfl import gpfl
+from fedkeep.methods.hook_declarations import reveals, sends_to
 from fedkeep.methods.ifca import ifca
 from fedkeep.methods.knn_per import knn_per
 from fedkeep.methods.kteps import kteps

@@ -24,7 +24,6 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, prefixed, under
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE
-from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client
 from fedkeep.methods.features import (
     Known,
@@ -36,6 +35,7 @@ from fedkeep.methods.features import (
     pooled_features,
     width,
 )
+from fedkeep.methods.hook_checks import check_count
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, Term, cross_entropy, example_mean, unit

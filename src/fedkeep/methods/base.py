@@ -15,9 +15,9 @@ from fedkeep.core.heads import FOUND, Head
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
 from fedkeep.core.records import Record
-from fedkeep.methods.checks import check_plain
 from fedkeep.methods.client import Client
 from fedkeep.methods.fit import decided, fitted, told_head, with_drawn_head
+from fedkeep.methods.hook_checks import check_plain
 from fedkeep.methods.phase import Changeable, Phase
 from fedkeep.methods.server import Optimize, Server
 from fedkeep.nn.accelerate import swap_

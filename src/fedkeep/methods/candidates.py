@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.checks import check_count
+from fedkeep.methods.hook_checks import check_count
 from fedkeep.methods.labels import label_of, output_of
 from fedkeep.methods.terms import Around, Term, cross_entropy, example_mean
 

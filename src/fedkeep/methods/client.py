@@ -17,7 +17,7 @@ from torch import Tensor
 from fedkeep.core.errors import ConfigError, MethodError, check_choice
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, SERVER, Batch, Params, State, is_state, prefixed, under
-from fedkeep.methods.checks import called, check_all, check_numbers
+from fedkeep.methods.hook_checks import called, check_all, check_numbers
 from fedkeep.methods.phase import Changeable, Phase
 
 Tables = Literal["exact", "local", "whole"]

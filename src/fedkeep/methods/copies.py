@@ -16,8 +16,8 @@ from fedkeep.core.copying import copied
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, under
 from fedkeep.methods.client import Finish, Finished
-from fedkeep.methods.declared import reveals
 from fedkeep.methods.features import extended
+from fedkeep.methods.hook_declarations import reveals
 from fedkeep.methods.terms import Term
 from fedkeep.split import Split
 

@@ -26,8 +26,8 @@ from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client, Finish, Finished, Sent
 from fedkeep.methods.copies import COPY, PREFIX, PulledCopy, copy_of, predict_copy, with_copy
-from fedkeep.methods.declared import reveals, sends_to
 from fedkeep.methods.fedprox import Proximal
+from fedkeep.methods.hook_declarations import reveals, sends_to
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Reduction, Roster, Server
 from fedkeep.split import Upload

@@ -26,7 +26,6 @@ from fedkeep.core.params import CLIENT, Batch, Params, State, prefixed, under
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE, TwoBranches
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
-from fedkeep.methods.declared import reveals
 from fedkeep.methods.features import (
     Known,
     as_received,
@@ -39,6 +38,7 @@ from fedkeep.methods.features import (
     pooled_features,
     width,
 )
+from fedkeep.methods.hook_declarations import reveals
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, Term, cross_entropy, unit

@@ -26,8 +26,8 @@ from fedkeep.core.params import Batch, Params, State
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
-from fedkeep.methods.declared import reveals
 from fedkeep.methods.features import Known, extended, features, head, pooled, width
+from fedkeep.methods.hook_declarations import reveals
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Roster, Server
 from fedkeep.methods.terms import Around, Term, cross_entropy

@@ -19,8 +19,8 @@ from fedkeep.core.params import CLIENT, Batch, Params
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
 from fedkeep.methods.client import Client, Finish, Finished, Sent, zeros_like_trainable
-from fedkeep.methods.declared import reveals, sends_to, unfit
 from fedkeep.methods.fedprox import Proximal
+from fedkeep.methods.hook_declarations import reveals, sends_to, unfit
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Server, averaging, check_uniform, zeros_on_server
 from fedkeep.methods.terms import Term, dot

@@ -27,9 +27,9 @@ from fedkeep.core.params import SERVER, Batch, Params, State, prefixed, under
 from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client, Finish, Finished, Sent
-from fedkeep.methods.declared import sends_to
 from fedkeep.methods.features import as_received, one_hot, pooled_features
 from fedkeep.methods.fedproto import NearPrototypes, NoPrototypes, NoSums, new_prototypes
+from fedkeep.methods.hook_declarations import sends_to
 from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Roster, Server, WeighedBy, WeightedMean

@@ -24,8 +24,8 @@ from fedkeep.core.params import Batch, Params, State
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method, forward, private_part
 from fedkeep.methods.client import Client, Finish, Finished
-from fedkeep.methods.declared import reveals, unfit
 from fedkeep.methods.features import WithFeatures, no_counts, one_hot, pooled_features, width
+from fedkeep.methods.hook_declarations import reveals, unfit
 from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Roster, Server, WeightedMean

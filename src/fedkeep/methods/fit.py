@@ -26,13 +26,13 @@ from fedkeep.core.heads import ADVICE, Head
 from fedkeep.core.net import Takes, every_tensor, logits_of
 from fedkeep.core.params import Batch
 from fedkeep.core.seeds import forked
-from fedkeep.methods.declared import GRADIENTS, Declaring, revealed
 from fedkeep.methods.features import drawn_for
+from fedkeep.methods.hook_declarations import GRADIENTS, Declaring, revealed
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.terms import SquaredError
 from fedkeep.methods.user import BIAS, VECTOR, AddUser
 from fedkeep.methods.usual import usual_of
-from fedkeep.privacy.base import Link
+from fedkeep.privacy.link import Link
 from fedkeep.privacy.projection import WORDS, Projection
 from fedkeep.split.find_head import beside_head, find_head, is_layer, named_layer
 from fedkeep.split.halves import divide, matches

@@ -22,9 +22,9 @@ from fedkeep.core.params import CLIENT, SERVER, Batch, Params, State, prefixed, 
 from fedkeep.core.seeds import generator
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
-from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
-from fedkeep.methods.declared import reveals
+from fedkeep.methods.hook_checks import check_count
+from fedkeep.methods.hook_declarations import reveals
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, MeanByGroup, Optimize, Roster, Server, WeightedMean, averaging
 from fedkeep.split import Split

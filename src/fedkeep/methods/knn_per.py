@@ -18,9 +18,9 @@ from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net, logits_of
 from fedkeep.core.params import CLIENT, Batch, Params, State
 from fedkeep.methods.base import Method, Recall
-from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client
 from fedkeep.methods.features import one_hot, pooled_features
+from fedkeep.methods.hook_checks import check_count
 from fedkeep.methods.labels import check_rows, class_of
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server

@@ -32,7 +32,7 @@ from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import EarlyStopping, Phase, telling
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, CrossEntropy, Term, TermSum, example_mean
-from fedkeep.models.mixture import MixtureOfExperts
+from fedkeep.models.mixture_model import MixtureOfExperts
 from fedkeep.split import Split
 
 

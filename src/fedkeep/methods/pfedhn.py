@@ -26,9 +26,9 @@ from fedkeep.core.params import Params, State, gradients, under
 from fedkeep.core.seeds import generator
 from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.base import Method
-from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client, Sent
-from fedkeep.methods.declared import sends_to
+from fedkeep.methods.hook_checks import check_count
+from fedkeep.methods.hook_declarations import sends_to
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Reduction, Roster, Server, averaging, check_uniform
 from fedkeep.split import Upload

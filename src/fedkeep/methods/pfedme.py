@@ -19,10 +19,10 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Adapt, Method
-from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, OnCopy, copy_of, predict_copy, with_copy
-from fedkeep.methods.declared import reveals
+from fedkeep.methods.hook_checks import check_count
+from fedkeep.methods.hook_declarations import reveals
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server, averaging
 from fedkeep.methods.terms import Term

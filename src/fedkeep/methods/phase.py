@@ -11,7 +11,7 @@ from fedkeep.core.arguments import telling_arguments
 from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import MethodError, check_choice, check_range, check_whole
 from fedkeep.core.optim import Optimizer
-from fedkeep.methods.checks import check_count
+from fedkeep.methods.hook_checks import check_count
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.split import Split
 

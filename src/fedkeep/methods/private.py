@@ -24,7 +24,7 @@ from fedkeep.core.params import SERVER, Params, State, under
 from fedkeep.methods.aggregate import Reduced, RunningMean
 from fedkeep.methods.base import Method
 from fedkeep.methods.client import Sent, by_share, newest
-from fedkeep.methods.declared import sent_to, why_unfit
+from fedkeep.methods.hook_declarations import sent_to, why_unfit
 from fedkeep.methods.server import Global, Roster, WeighedBy, WeightedMean
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, GaussianNoise, Link
 from fedkeep.privacy.dp import floating

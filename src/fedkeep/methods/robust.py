@@ -21,7 +21,7 @@ from fedkeep.core.errors import MethodError, UploadError, check_range
 from fedkeep.core.params import SERVER, Params, nbytes, under
 from fedkeep.kernels.values import exact
 from fedkeep.methods.aggregate import Reduced, RunningMean, spread
-from fedkeep.methods.checks import check_count
+from fedkeep.methods.hook_checks import check_count
 from fedkeep.methods.server import Global, Reduction, WeightedMean
 from fedkeep.privacy.clip_and_noise import norm
 from fedkeep.split import Upload

@@ -21,7 +21,7 @@ from fedkeep.core.params import CLIENT, SERVER, Batch, Params
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
 from fedkeep.methods.client import Client, Finish, Finished, zeros_like_trainable
-from fedkeep.methods.declared import GRADIENTS, reveals, unfit
+from fedkeep.methods.hook_declarations import GRADIENTS, reveals, unfit
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Server, averaging, check_uniform, zeros_on_server
 from fedkeep.methods.terms import Term, dot

@@ -15,8 +15,8 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, OptimizerState, sgd
 from fedkeep.core.params import SERVER, Params, State
 from fedkeep.methods.aggregate import MeansByGroup, Reduced, RunningMean, spread
-from fedkeep.methods.checks import called, check_all, check_numbers, check_tensors
 from fedkeep.methods.client import Sent, zeros_like_trainable
+from fedkeep.methods.hook_checks import called, check_all, check_numbers, check_tensors
 from fedkeep.methods.phase import OPTIMIZERS, Changeable
 from fedkeep.split import Upload
 

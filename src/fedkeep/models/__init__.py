@@ -4,9 +4,9 @@ MLP, a GRU for series of numbers.
 
 from fedkeep.models.cnn import CNN, CifarCNN, FashionCNN
 from fedkeep.models.linear import Linear, MatrixFactorization
-from fedkeep.models.mixture import ConfidenceGate, Gate, MixtureOfExperts
+from fedkeep.models.mixture_model import ConfidenceGate, Gate, MixtureOfExperts
 from fedkeep.models.plain import MLP, ResNet, SequenceClassifier
-from fedkeep.models.text import BagOfWords, DocumentModel, MultiTaskDocument, TextClassifier
+from fedkeep.models.text_models import BagOfWords, DocumentModel, MultiTaskDocument, TextClassifier
 
 __all__ = [
     "CNN",

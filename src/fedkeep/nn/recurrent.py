@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.nn import native, pure
+from fedkeep.nn import native_recurrent, pure
 from fedkeep.nn.operation import functorch_active
 from fedkeep.nn.pure import LAST, MAX, MEAN, OUTPUT
 
@@ -120,8 +120,8 @@ class _Layer(nn.RNNBase):
                 shape=tuple(lengths.shape),
             )
         gru, pool = isinstance(self, nn.GRU), _POOLS[how]
-        if native.usable(inputs, weights, lengths, *(() if ids is None else (ids,))):
-            return native.run(inputs, ids, lengths.cpu(), weights, gru, pool)
+        if native_recurrent.usable(inputs, weights, lengths, *(() if ids is None else (ids,))):
+            return native_recurrent.run(inputs, ids, lengths.cpu(), weights, gru, pool)
         return pure.run(inputs, ids, lengths, weights, gru, pool, functorch_active())
 
 

@@ -18,11 +18,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from fedkeep.core.modes import EagerMode
 from fedkeep.kernels.native import CHUNK, chunks, forward_mode, lanes
-from fedkeep.nn import convolution, linear, native, pure
+from fedkeep.nn import convolution, linear_layer, native_recurrent, pure
 from fedkeep.nn.operation import functorch_active, one_by_one, traced
 from fedkeep.nn.pure import OUTPUT
 
-ROWS = range(2, linear.ROWS + 1)
+ROWS = range(2, linear_layer.ROWS + 1)
 """Rows of a batch for which the linear kernel is faster; one row is as fast in torch."""
 
 
@@ -55,10 +55,10 @@ class FastLinear(nn.Linear):
             and (input.dim(), weight.dim()) == (2, 2)
             and len(input) in ROWS
             and bias.shape == weight.shape[:1]
-            and linear.usable(input, weight, bias)
+            and linear_layer.usable(input, weight, bias)
         ):
             with torch._C.DisableTorchFunction():
-                return linear.run(input, weight, bias, False)
+                return linear_layer.run(input, weight, bias, False)
         return super().forward(input)
 
 
@@ -157,7 +157,7 @@ def _by_kernel(layer: nn.RNNBase, given: Any, hx: Any, gru: bool) -> Any:
     data = given if packed is None else packed.data
     names = layer._flat_weights_names
     weights = [getattr(layer, name) for name in names]
-    takes = native.usable(data, weights) or (functorch_active() and not forward_mode())
+    takes = native_recurrent.usable(data, weights) or (functorch_active() and not forward_mode())
     if not (plain(data, *weights) and takes and _fit(layer, weights, gru)):
         return None
     if layer.dropout and layer.training and layer.num_layers > 1:
@@ -235,21 +235,23 @@ def _layer(
         gru: whether it is a GRU.
         ragged: whether lengths differ.
     """
-    if not native.usable(x, weights):
+    if not native_recurrent.usable(x, weights):
         output, last = pure.run(x, None, lengths, weights, gru, OUTPUT, True)
         return output, _by_direction(last, weights), None if gru else last_cells(x, output, lengths, weights)
     if gru:
-        output, last = native.run(x, None, lengths, weights, gru, OUTPUT)
+        output, last = native_recurrent.run(x, None, lengths, weights, gru, OUTPUT)
         return output, _by_direction(last, weights), None
     tensors = (*weights, x, None, lengths)
     if traced() or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
-        output, last, kept = native.PASSES((gru, OUTPUT), *tensors)
+        output, last, kept = native_recurrent.PASSES((gru, OUTPUT), *tensors)
         where = _where(lengths, x.shape[1], weights[1].shape[-1], x.dtype, ragged)
         cell = _LastCells.apply(kept, where, lengths, x, output, *weights)  # type: ignore[no-untyped-call]
         return output, _by_direction(last, weights), cell
     parts = []  # what the kernel keeps of a step is large where nobody differentiates: a chunk at a time
     for some, long in zip(torch.split(x, CHUNK), torch.split(lengths, CHUNK), strict=True):
-        output, last, kept = native.PASSES.forward((*weights, some, None, long), (gru, OUTPUT), False)
+        output, last, kept = native_recurrent.PASSES.forward(
+            (*weights, some, None, long), (gru, OUTPUT), False
+        )
         where = _where(long, x.shape[1], weights[1].shape[-1], x.dtype, ragged)
         parts.append((output, _by_direction(last, weights), _gathered(kept, where)))
     if len(parts) == 1:

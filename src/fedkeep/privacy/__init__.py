@@ -1,12 +1,12 @@
 """What happens to an upload between a client and the server: compression, clipping, noise; and what that is worth."""
 
 from fedkeep.privacy.accounting import Release, epsilon
-from fedkeep.privacy.base import Encoded, Link
+from fedkeep.privacy.budget_ledger import BudgetLedger, BudgetTerms
 from fedkeep.privacy.chain import Chain
 from fedkeep.privacy.clip_and_noise import GaussianNoise, QuantileClip
 from fedkeep.privacy.dp import Adaptive, Clipping, DifferentialPrivacy
 from fedkeep.privacy.draws import Draw, Draws, Entropy, RunDraw, RunDraws, SystemDraw, draws
-from fedkeep.privacy.ledger import BudgetLedger, BudgetTerms
+from fedkeep.privacy.link import Encoded, Link
 from fedkeep.privacy.projection import Projection
 from fedkeep.privacy.topk import TopK
 

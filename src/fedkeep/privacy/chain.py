@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedkeep.core.errors import UploadError
 from fedkeep.core.params import Params, misfit, nonfinite, prefixed, under
-from fedkeep.privacy.base import Link
 from fedkeep.privacy.draws import Draws, RunDraws
+from fedkeep.privacy.link import Link
 
 REPORT = "report/"
 

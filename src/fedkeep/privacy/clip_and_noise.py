@@ -15,8 +15,8 @@ import torch
 from fedkeep.core.errors import ConfigError, UploadError, check_range
 from fedkeep.core.params import Params
 from fedkeep.kernels import values
-from fedkeep.privacy.base import Encoded, Link
 from fedkeep.privacy.draws import Draw
+from fedkeep.privacy.link import Encoded, Link
 
 
 @dataclass(frozen=True)

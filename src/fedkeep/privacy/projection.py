@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedkeep.core.errors import ConfigError, UploadError, check_choice, did_you_mean
 from fedkeep.core.params import Params
-from fedkeep.privacy.base import Encoded, Link
 from fedkeep.privacy.draws import Draw
+from fedkeep.privacy.link import Encoded, Link
 
 PROJECTED, BASIS = "/projected", "/basis"
 WORDS = "embedding.weight"

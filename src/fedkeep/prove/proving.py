@@ -36,8 +36,7 @@ from fedkeep.audit.canaries import (
     with_lengths,
     with_opt_out,
 )
-from fedkeep.audit.findings import BUFFER, HALVES, JOINT, NO_OPT_OUT, PROTOCOL, Allowed, made_up
-from fedkeep.audit.images import (
+from fedkeep.audit.canary_images import (
     carries_exactly,
     describe_code,
     describe_copy,
@@ -46,6 +45,7 @@ from fedkeep.audit.images import (
     stands,
     statistics,
 )
+from fedkeep.audit.findings import BUFFER, HALVES, JOINT, NO_OPT_OUT, PROTOCOL, Allowed, made_up
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.grouping import by_key
 from fedkeep.core.modes import with_gradients
@@ -56,9 +56,8 @@ from fedkeep.engines import Order
 from fedkeep.engines.rehearsal import fit
 from fedkeep.methods import Method, Phase, Sent
 from fedkeep.methods.base import Recalls
-from fedkeep.methods.declared import revealed
-from fedkeep.prove.findings import VERDICTS, Claim, Item, Proof, Verdict
-from fedkeep.prove.labels import LabelNode
+from fedkeep.methods.hook_declarations import revealed
+from fedkeep.prove.proof_findings import VERDICTS, Claim, Item, Proof, Verdict
 from fedkeep.prove.rounds import (
     OPEN,
     Channels,
@@ -73,6 +72,7 @@ from fedkeep.prove.rounds import (
 )
 from fedkeep.prove.rules import OUTSIDE
 from fedkeep.prove.sites import CLIP, DATA, GRADIENTS, HELD, OPTED_OUT
+from fedkeep.prove.traced_labels import LabelNode
 from fedkeep.store import MemoryStore
 
 DRAWS = ((1, 1.0), (2, 1.0), (3, 100.0))

@@ -45,9 +45,9 @@ from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.engines.tally import ROWS
 from fedkeep.methods import Method, Phase
 from fedkeep.methods.secure import SecureMean
-from fedkeep.prove.labels import LabelNode, Tracer
 from fedkeep.prove.rules import OUTSIDE
 from fedkeep.prove.sites import CHANCE, CLIP, DATA, GRADIENTS, HELD, OPTED_OUT, RECEIVED
+from fedkeep.prove.traced_labels import LabelNode, Tracer
 from fedkeep.store import MemoryStore, PrivateStore
 from fedkeep.tasks.results import Model
 

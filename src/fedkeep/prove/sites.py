@@ -95,8 +95,8 @@ SITES: dict[tuple[str, str], Site] = {
     ("fedkeep.data.federated", "FederatedData.batch"): Site("examples, which have labels of their own"),
 }
 PASSES = (
-    "fedkeep.nn.native",
-    "fedkeep.nn.linear",
+    "fedkeep.nn.native_recurrent",
+    "fedkeep.nn.linear_layer",
     "fedkeep.nn.convolution",
     "fedkeep.engines.tables.lazy_rows",
 )

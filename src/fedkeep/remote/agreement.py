@@ -44,7 +44,7 @@ def fault_of(hello: Hello, signed: Mapping[str, Any] | None) -> str:
 
     Args:
         hello: the server's first message.
-        signed: by the text of each experiment that may be trained, what is signed beside it (``tally.SignedWords``); None: any
+        signed: by the text of each experiment that may be trained, what is signed beside it (``device_tally.SignedWords``); None: any
             may be.
     """
     if fault := other_fedkeep(vars(hello)):

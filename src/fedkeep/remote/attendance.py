@@ -17,7 +17,7 @@ from fedkeep.core.records import read_records
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.engines.round import Sampler
 from fedkeep.experiments.run_directory import RunDirectory
-from fedkeep.remote.ledger import RunClients
+from fedkeep.remote.client_ledger import RunClients
 from fedkeep.store import VersionLedger
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from fedkeep.engines import Answer, Device, Order, RoundReport
 from fedkeep.engines.faults import Fault, Faults
 from fedkeep.engines.round import Received, report_of, take, updated, with_links
 from fedkeep.methods import Global, Method
-from fedkeep.methods.checks import UPLOAD
+from fedkeep.methods.hook_checks import UPLOAD
 from fedkeep.remote.exchange import Exchange
 from fedkeep.remote.fleet import Fleet
 from fedkeep.split import Upload

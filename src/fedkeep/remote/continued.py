@@ -34,8 +34,8 @@ from fedkeep.experiments.continuing import (
 )
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Method
+from fedkeep.remote.client_ledger import Ledger, RunClients
 from fedkeep.remote.events import Events
-from fedkeep.remote.ledger import Ledger, RunClients
 from fedkeep.remote.migration import OnChange
 from fedkeep.store import Line, VersionLedger
 

@@ -18,9 +18,9 @@ from fedkeep.engines import Adaptation, Answer, Judged, Judgement, Order, Tallie
 from fedkeep.engines.adapt import NOBODY
 from fedkeep.engines.faults import Fault
 from fedkeep.engines.tally import ROWS, tallied
+from fedkeep.remote.client_ledger import Ledger
 from fedkeep.remote.events import Events, Kind
 from fedkeep.remote.exchange import Exchange, ExchangeRules
-from fedkeep.remote.ledger import Ledger
 from fedkeep.remote.messages import ClientOrder, Judging, Partition
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import RoundPolicy

@@ -19,7 +19,7 @@ from fedkeep.engines import Sampler, first_global
 from fedkeep.experiments.conductor import check_cohorts
 from fedkeep.methods import Method
 from fedkeep.remote.attendance import noted
-from fedkeep.remote.ledger import Listed, RunClients
+from fedkeep.remote.client_ledger import Listed, RunClients
 from fedkeep.remote.policy import RoundPolicy
 
 ADDED = "added.json"

@@ -49,6 +49,7 @@ from fedkeep.remote.agreement import (
 )
 from fedkeep.remote.device_file import DeviceFile, FileHeader, create, file_of, locked, packed
 from fedkeep.remote.device_store import DeviceStore, OnMissing
+from fedkeep.remote.device_tally import Limits, Most, SignedWords, Tally, asked_of
 from fedkeep.remote.masking import Masking, Preparing, about_data
 from fedkeep.remote.messages import (
     LEAVES,
@@ -68,7 +69,6 @@ from fedkeep.remote.messages import (
 from fedkeep.remote.migration import OnChange, migrated, opted_out
 from fedkeep.remote.own_data import fitting, settled
 from fedkeep.remote.serving import serve
-from fedkeep.remote.tally import Limits, Most, SignedWords, Tally, asked_of
 from fedkeep.remote.told import lanes_told
 from fedkeep.store import Line
 from fedkeep.store.rows import RowFormat

@@ -21,8 +21,8 @@ from typing import Literal
 from fedkeep.core.errors import ConfigError, DataError, UploadError, raising
 from fedkeep.data.ids import check_ids
 from fedkeep.data.preparation import Summary
+from fedkeep.remote.client_ledger import Listed
 from fedkeep.remote.events import Events
-from fedkeep.remote.ledger import Listed
 from fedkeep.remote.messages import (
     UNFIT,
     Encode,

@@ -43,9 +43,9 @@ from fedkeep.experiments.toml import to_toml
 from fedkeep.methods import Method, Sent
 from fedkeep.methods.base import forward
 from fedkeep.remote import fingerprint
+from fedkeep.remote.client_ledger import RunClients
 from fedkeep.remote.device_file import AdaptedRow, DeviceFile, FileHeader, adapted_content, create, file_of
 from fedkeep.remote.device_store import counted
-from fedkeep.remote.ledger import RunClients
 from fedkeep.remote.node_config import NodeConfig, experiment, read_node_config
 from fedkeep.remote.own_data import fitting, of_clients, settled
 from fedkeep.store import MemoryStore

@@ -21,7 +21,7 @@ from fedkeep.core.errors import RunError, check_range
 from fedkeep.core.files import beside, sync_folder, whole_or_error, write_of_run
 from fedkeep.core.run_files import Commit, read_commit, read_info
 from fedkeep.experiments.run_directory import RunDirectory, files_of
-from fedkeep.privacy.ledger import FILE, BudgetLedger, marks
+from fedkeep.privacy.budget_ledger import FILE, BudgetLedger, marks
 
 FOLDER = "kept"
 

@@ -20,8 +20,8 @@ from fedkeep.engines.client_step import FirstMoves
 from fedkeep.engines.faults import Fault
 from fedkeep.engines.judge import ExamplesOf
 from fedkeep.methods import Sent
-from fedkeep.methods.checks import UPLOAD
-from fedkeep.privacy.secure.messages import WrongShareError
+from fedkeep.methods.hook_checks import UPLOAD
+from fedkeep.privacy.secure.secure_messages import WrongShareError
 from fedkeep.remote.agreement import kind_of, place_of, raised_here
 from fedkeep.remote.device_file import AdaptedRow
 from fedkeep.remote.device_store import DeviceStore, MissingError, OnMissing

@@ -17,8 +17,8 @@ from fedkeep.core.errors import FedkeepError
 from fedkeep.core.records import Record, read_records
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.data import SPLITS
-from fedkeep.privacy.ledger import FILE as LEDGER
-from fedkeep.privacy.ledger import BudgetLedger, marks
+from fedkeep.privacy.budget_ledger import FILE as LEDGER
+from fedkeep.privacy.budget_ledger import BudgetLedger, marks
 from fedkeep.remote.attendance import Attendance, attendance_of
 from fedkeep.remote.device_file import LogLine
 from fedkeep.report.wording import metric_name, number, size

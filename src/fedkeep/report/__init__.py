@@ -1,11 +1,17 @@
 """Reports: tables, figures and one self-contained page, made from the files of run directories and nothing else.
 
-    wording.py    how numbers are written              tables.py     rows of cells, Markdown
-    runs.py       reads a run directory                blocks.py     what a page is made of
-    analyses.py   maps, cold start, times              charts.py     what charts show
-    groups.py     runs that differ in their seed only  drawing.py    draws them, for the page and as files
-    measured.py   results, curves, users               page.py       report.html, .md and .json
-    facts.py      traffic, split, data, configuration  page.html.j2  the page's frame and its CSS
+    wording.py          how numbers are written
+    runs.py             reads a run directory
+    groups.py           runs that differ in their seed only
+    measured.py         results, curves, users
+    stored_analyses.py  maps, cold start, times
+    facts.py            traffic, split, data, configuration
+    text_tables.py      rows of cells, Markdown
+    charts.py           what charts show
+    drawing.py          draws them, for the page and as files
+    blocks.py           what a page is made of
+    page.py             report.html, .md and .json
+    page.html.j2        the page's frame and its CSS
 
 Of a run directory these are read: ``run.json``, ``records.jsonl``, ``timings.jsonl`` and ``personalization.jsonl``
 (see `fedkeep.core.records`) and, where it exists, ``analyses.json``: an object of any of the following, each optional.

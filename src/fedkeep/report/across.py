@@ -28,7 +28,7 @@ from fedkeep.report.standings import (
     write_document,
     write_table,
 )
-from fedkeep.report.tables import Table, mean_std
+from fedkeep.report.text_tables import Table, mean_std
 
 RANK = "average rank"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedkeep.core.grouping import by_key
 from fedkeep.report.blocks import Block, Content, Section, Text
-from fedkeep.report.tables import Table
+from fedkeep.report.text_tables import Table
 
 TITLES = {
     "who": "Who is she",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkeep.report.charts import Chart, Legend
-from fedkeep.report.tables import Table
+from fedkeep.report.text_tables import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from fedkeep.report.blocks import Block, Figure
 from fedkeep.report.charts import Grid
 from fedkeep.report.groups import Configuration
 from fedkeep.report.runs import RunFiles
-from fedkeep.report.tables import Table, mean_std
+from fedkeep.report.text_tables import Table, mean_std
 
 INITIAL = "initial values"
 NAMED = 5

@@ -12,7 +12,7 @@ from fedkeep.core.records import Record
 from fedkeep.report import wording
 from fedkeep.report.charts import LOOKS
 from fedkeep.report.runs import RunFiles
-from fedkeep.report.tables import mean_std
+from fedkeep.report.text_tables import mean_std
 
 
 @dataclass(frozen=True, slots=True)

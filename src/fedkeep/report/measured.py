@@ -13,7 +13,7 @@ from fedkeep.report import wording
 from fedkeep.report.blocks import Block, Card, Figure, Text
 from fedkeep.report.charts import MOST_PLACES, Curve, Legend, Lines, Spread, Strip, mark_of
 from fedkeep.report.groups import Configuration, Scene, user_metric
-from fedkeep.report.tables import Table, mean_std
+from fedkeep.report.text_tables import Table, mean_std
 
 
 def cards(groups: Sequence[Configuration], metric: str) -> Iterator[Card]:

@@ -12,11 +12,11 @@ from typing import Any
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import write_whole
-from fedkeep.report import analyses, facts, measured, wording, worth
+from fedkeep.report import facts, measured, stored_analyses, wording, worth_page
 from fedkeep.report.blocks import Block, Content, Figure, Section, Text
 from fedkeep.report.groups import Configuration, Scene, scenes
 from fedkeep.report.runs import RunFiles, read_run
-from fedkeep.report.tables import Table, markdown_escape, to_markdown
+from fedkeep.report.text_tables import Table, markdown_escape, to_markdown
 
 
 def write_report(
@@ -148,7 +148,7 @@ def build(runs: Sequence[RunFiles], title: str) -> Content:
         Section(
             "worth",
             "What personalisation was worth",
-            _joined(worth.blocks(scene.groups) for scene in every),
+            _joined(worth_page.blocks(scene.groups) for scene in every),
         ),
         Section(
             "curves",
@@ -160,7 +160,7 @@ def build(runs: Sequence[RunFiles], title: str) -> Content:
             "Spread over users",
             _joined(measured.users(s.groups, s.metrics, label) for s, label in named),
         ),
-        *analyses.sections(groups),
+        *stored_analyses.sections(groups),
         Section("traffic", "Traffic and time", tuple(facts.traffic(groups))),
         Section("split", "What is federated, what is private", tuple(facts.split(groups))),
         Section("data", "Data", (*facts.partitions(groups), *facts.table_of(groups, "data"))),

@@ -13,7 +13,7 @@ from fedkeep.metrics import CLASS_METRICS, auc
 from fedkeep.metrics.worth import Interval, Paired
 from fedkeep.metrics.worth.gains import FEW
 from fedkeep.metrics.worth.intervals import Floats
-from fedkeep.metrics.worth.pooled import (
+from fedkeep.metrics.worth.pooled_gains import (
     CLASSES_POOLED,
     pooled_gain,
     shares,

@@ -26,8 +26,8 @@ from fedkeep.report.charts import VERDICTS, Rank, Ranks
 from fedkeep.report.groups import Configuration, Scene, main_metrics
 from fedkeep.report.page import write_content
 from fedkeep.report.pairing import MUST_BEAT, Side, own_side, reference_side
-from fedkeep.report.tables import Table, latex_escape, mean_std, to_csv, to_latex, to_markdown
-from fedkeep.report.worth import (
+from fedkeep.report.text_tables import Table, latex_escape, mean_std, to_csv, to_latex, to_markdown
+from fedkeep.report.worth_page import (
     NO_SUBJECT,
     Comparison,
     asked,

@@ -1,7 +1,7 @@
 """Private state by client, in versions that a ledger names: in memory, or in one SQLite file."""
 
-from fedkeep.store.base import Default, PrivateStore
 from fedkeep.store.memory import MemoryStore
+from fedkeep.store.private_store import Default, PrivateStore
 from fedkeep.store.sqlite import SqliteStore
 from fedkeep.store.versions import LedgerLines, Line, Named, VersionLedger
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import layout
 from fedkeep.core.params import Params
-from fedkeep.store.base import Default, PrivateStore, Staged
+from fedkeep.store.private_store import Default, PrivateStore, Staged
 from fedkeep.store.versions import ClientIndices, LedgerLines
 
 

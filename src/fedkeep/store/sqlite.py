@@ -33,8 +33,8 @@ from fedkeep.core.errors import RunError, StoreError
 from fedkeep.core.files import ROUND_KEPT, private_folder
 from fedkeep.core.params import Params
 from fedkeep.core.sealed import check_format
-from fedkeep.store.base import Default, PrivateStore, Staged
 from fedkeep.store.database import Database, check_row, logs_of, new_file
+from fedkeep.store.private_store import Default, PrivateStore, Staged
 from fedkeep.store.rows import RowFormat, hash_of_ids
 from fedkeep.store.version_file import TABLE, Version, VersionFile
 from fedkeep.store.versions import ClientIndices, LedgerLines

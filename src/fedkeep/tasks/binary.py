@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedkeep.core.errors import DataError
 from fedkeep.metrics.scores import auc
-from fedkeep.metrics.worth.pooled import auc_pooled
+from fedkeep.metrics.worth.pooled_gains import auc_pooled
 from fedkeep.tasks.kind import (
     AUC,
     Array,

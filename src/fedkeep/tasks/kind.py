@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from fedkeep.core.errors import DataError
-from fedkeep.metrics.worth.pooled import Pooled, mean_pooled
+from fedkeep.metrics.worth.pooled_gains import Pooled, mean_pooled
 
 Array = np.ndarray[Any, Any]
 Numbers = TypeVar("Numbers", Tensor, Array)
@@ -133,7 +133,7 @@ class PooledMetric:
 
     Attributes:
         name: the metric's.
-        number: as of ``metrics.worth.pooled``.
+        number: as of ``metrics.worth.pooled_gains``.
         columns: what it takes of a model's ``Results``.
         lower: whether a lower value is better.
     """

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
-from fedkeep.metrics.worth.pooled import Pooled, auc_pooled
+from fedkeep.metrics.worth.pooled_gains import Pooled, auc_pooled
 from fedkeep.tasks.binary import no_nan, right_sign, scores_and_labels
 from fedkeep.tasks.kind import (
     ACCURACY,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
-from fedkeep.metrics.worth.pooled import mean_pooled
+from fedkeep.metrics.worth.pooled_gains import mean_pooled
 from fedkeep.tasks.kind import Array, Baseline, Counting, Kind, Means, Metric, PooledMetric, share_of_right
 
 TOP = 10

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedkeep.core.errors import MethodError
-from fedkeep.metrics.worth.pooled import rmse_pooled
+from fedkeep.metrics.worth.pooled_gains import rmse_pooled
 from fedkeep.tasks.kind import (
     Array,
     Baseline,

@@ -29,8 +29,8 @@ from fedkeep.data.preparation import (
     Times,
 )
 from fedkeep.data.preparation.contract import Code, ColumnSummary
-from fedkeep.data.preparation.features import FeatureCode, exact_sums
-from fedkeep.data.preparation.labels import LabelError
+from fedkeep.data.preparation.feature_columns import FeatureCode, exact_sums
+from fedkeep.data.preparation.label_columns import LabelError
 from tests.refusals import raises
 
 TEXTS = ["a b a", "b", "c a", "a z"]

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Ragged
 from fedkeep.data.preparation import Encoding, Raw, Rules, Summary, merged
-from fedkeep.data.preparation.features import Features, Target, Targets
-from fedkeep.data.preparation.labels import Labels
+from fedkeep.data.preparation.feature_columns import Features, Target, Targets
+from fedkeep.data.preparation.label_columns import Labels
 from fedkeep.data.preparation.numbers import KeyColumn, Times
 from fedkeep.data.preparation.pooling import LIMB, ROOM, SQUARE, SUM, from_lanes, to_lanes
-from fedkeep.data.preparation.series import Series
+from fedkeep.data.preparation.series_columns import Series
 from fedkeep.data.preparation.texts import Texts
 
 LARGEST = float(np.finfo(np.float32).max)

@@ -12,7 +12,7 @@ import pytest
 
 from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData, read_table
-from fedkeep.data.readers import load
+from fedkeep.data.readers import load_table
 from fedkeep.data.readers.cells import Cells, coded_of
 from fedkeep.data.readers.kinds import field_of
 
@@ -43,7 +43,7 @@ def read_both(
 ) -> tuple[FederatedData, FederatedData]:
     options = {"user": "customer", "features": FEATURES, **options}
     whole = read_table(file, **options)
-    monkeypatch.setattr(load, "SAMPLE", 1 << 12)
+    monkeypatch.setattr(load_table, "SAMPLE", 1 << 12)
     return whole, read_table(file, **options)
 
 
@@ -97,7 +97,7 @@ def test_what_a_late_row_breaks_is_named(
     file.write_text(bank(**late))
     said = []
     for sample in (1 << 22, 1 << 12):
-        monkeypatch.setattr(load, "SAMPLE", sample)
+        monkeypatch.setattr(load_table, "SAMPLE", sample)
         with pytest.raises(DataError) as caught:
             read_table(file, user="customer", features=FEATURES)
         said.append(str(caught.value))
@@ -109,8 +109,8 @@ def test_what_a_late_row_breaks_is_named(
 def test_numbers_are_read_at_once_and_texts_coded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "bank.csv"
     file.write_text(bank())
-    monkeypatch.setattr(load, "SAMPLE", 1 << 12)
-    table = load.load_table(file, HEAD.split(","), numbers=("income", "score", "note"))
+    monkeypatch.setattr(load_table, "SAMPLE", 1 << 12)
+    table = load_table.load_table(file, HEAD.split(","), numbers=("income", "score", "note"))
     kinds = {name: str(cells.values.type).split("<")[0] for name, cells in table.columns.items()}
     assert kinds == {
         "customer": "dictionary",
@@ -121,7 +121,7 @@ def test_numbers_are_read_at_once_and_texts_coded(tmp_path: Path, monkeypatch: p
         "note": "dictionary",
         "label": "dictionary",
     }
-    as_written = load.load_table(file, HEAD.split(","))
+    as_written = load_table.load_table(file, HEAD.split(","))
     assert {str(cells.values.type) for cells in as_written.columns.values()} == {"string"}
 
 
@@ -152,7 +152,7 @@ def test_different_values_come_in_the_order_of_their_first_rows() -> None:
 
 def test_a_dictionary_is_read_as_its_texts() -> None:
     texts = pa.chunked_array([["2", "", "1.5", "2"]])
-    table = load.RawTable({"coded": Cells(texts.dictionary_encode()), "plain": Cells(texts)}, str)
+    table = load_table.RawTable({"coded": Cells(texts.dictionary_encode()), "plain": Cells(texts)}, str)
     coded, plain = (field_of(table, name) for name in ("coded", "plain"))
     np.testing.assert_array_equal(coded.values, plain.values)
     assert coded.kind == plain.kind == "number"

@@ -13,7 +13,7 @@ import pytest
 from fedkeep.core.errors import DataError, Spot
 from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Raw, prepared
-from fedkeep.data.readers import load, raw_image_folder, raw_leaf, raw_table, raw_tars
+from fedkeep.data.readers import load_table, raw_image_folder, raw_leaf, raw_table, raw_tars
 from fedkeep.data.subsets import drawn, subset
 from fedkeep.experiments.build import build_data
 from tests.data.readers.test_image_folder import drawn as images_in
@@ -43,8 +43,8 @@ def same(few: Raw, whole: Raw) -> None:
 @pytest.mark.parametrize("sample", [200, 1 << 22])
 @pytest.mark.parametrize("name", WRITERS)
 def test_of_a_table(tmp_path: Path, name: str, sample: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "SAMPLE", sample)  # below it files are read as they are
-    monkeypatch.setattr(load, "BLOCK", 1 << 10)
+    monkeypatch.setattr(load_table, "SAMPLE", sample)  # below it files are read as they are
+    monkeypatch.setattr(load_table, "BLOCK", 1 << 10)
     (tmp_path / name).write_bytes(WRITERS[name](rows()))
     options: dict[str, Any] = {"features": ["x"]}
     few = raw_table(tmp_path / name, clients=3, **options)

@@ -19,7 +19,7 @@ import torch
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data import CharVocabulary, FederatedData, WordVocabulary, read_table
 from fedkeep.data.preparation import Rules, prepared
-from fedkeep.data.readers import load
+from fedkeep.data.readers import load_table
 from fedkeep.data.readers.cells import Cells, RawTable
 from fedkeep.data.readers.tables import raw_from, raw_table
 from tests.data.readers.written import ROWS, WRITERS, csv_of, jsonl_of, parquet_of, read, refused, without
@@ -423,12 +423,12 @@ def test_cells_in_quotes_of_a_table_with_tabs(tmp_path: Path) -> None:
 def test_quotes_are_looked_at_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"user": f"u{n}", "text": f'a "b",\n{n}', "label": n % 2} for n in range(50)]
     whole = read(tmp_path, rows, "t.csv")
-    monkeypatch.setattr(load, "BESIDE", 64)
+    monkeypatch.setattr(load_table, "BESIDE", 64)
     file, cut = tmp_path / "t.csv", tmp_path / "cut.csv"
     cut.write_bytes(csv_of(rows)[:-2])
-    assert load._is_quoted_well(file, "utf-8", ",")
-    assert not load._is_quoted_well(cut, "utf-8", ",")
-    monkeypatch.setattr(load, "BLOCK", 64)
+    assert load_table._is_quoted_well(file, "utf-8", ",")
+    assert not load_table._is_quoted_well(cut, "utf-8", ",")
+    monkeypatch.setattr(load_table, "BLOCK", 64)
     assert read(tmp_path, rows, "t.csv").fingerprint() == whole.fingerprint()
 
 
@@ -475,7 +475,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 
 def test_a_line_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkeep.data.readers.files.LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr("fedkeep.data.readers.opened_files.LONGEST_LINE", 1 << 20)
     refused(tmp_path, gzip.compress(b"user" * (1 << 20)), "t.csv.gz", line=1)
 
 

@@ -8,7 +8,7 @@ import pytest
 from fedkeep.core.errors import DataError
 from fedkeep.metrics import CLASS_METRICS, auc
 from fedkeep.metrics.worth.intervals import jackknife, users_like_these
-from fedkeep.metrics.worth.pooled import (
+from fedkeep.metrics.worth.pooled_gains import (
     CLASSES_POOLED,
     auc_pooled,
     mean_pooled,

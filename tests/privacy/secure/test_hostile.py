@@ -17,7 +17,7 @@ from fedkeep.privacy.secure import (
     crypto,
     shamir,
 )
-from fedkeep.privacy.secure.client import pair_key
+from fedkeep.privacy.secure.secure_client import pair_key
 from tests.privacy.secure.test_secure_sum import NAMES, RING, Round
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.readers.files import sha256
+from fedkeep.data.readers.opened_files import sha256
 
 TOKENS = 32
 """Tokens of a message that are read, the two marks around it among them."""

@@ -15,13 +15,13 @@ from torch import nn
 from fedkeep import Phase, adagrad, averaging, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import FederatedData
-from fedkeep.data.readers.files import sha256
+from fedkeep.data.readers.opened_files import sha256
 from fedkeep.experiments.environment import check_device, commit, environment
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
 from fedkeep.methods import Method
 from fedkeep.metrics.worth.intervals import users_like_these
-from fedkeep.report.tables import Table, to_markdown
+from fedkeep.report.text_tables import Table, to_markdown
 from fedkeep_papers.adapters import backbone
 from fedkeep_papers.adapters.models import Arm
 from fedkeep_papers.adapters.scene import by_time, encoded_messages

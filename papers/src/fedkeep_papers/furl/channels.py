@@ -14,12 +14,12 @@ from fedkeep import Phase, adagrad, averaging, methods, sgd, simulate
 from fedkeep.core.errors import NonFiniteError, RoundError
 from fedkeep.core.files import write_whole
 from fedkeep.data import FederatedData
-from fedkeep.data.readers.files import sha256
+from fedkeep.data.readers.opened_files import sha256
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
 from fedkeep.metrics.worth.intervals import users_like_these
-from fedkeep.report.tables import Table, to_markdown
+from fedkeep.report.text_tables import Table, to_markdown
 from fedkeep_papers.furl.memory import HALF_LIFE, NEIGHBOURS, RECENT, SHRINK, Array
 from fedkeep_papers.furl.own_counts import PAIRS, REVISION, WORDS, Order, TextAndCounts, messages
 from fedkeep_papers.furl.scoring import GRID, HALF_LIVES, Scored, counted, judged_ids, memories, mixed, scored

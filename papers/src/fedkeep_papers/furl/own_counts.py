@@ -17,7 +17,7 @@ from fedkeep.core.errors import DataError, check_choice
 from fedkeep.data import FederatedData
 from fedkeep.data.columns import Ragged, offsets_of
 from fedkeep.models import BagOfWords
-from fedkeep.models.text import thinned
+from fedkeep.models.text_models import thinned
 from fedkeep_papers.furl.memory import own_prior
 from fedkeep_papers.furl.zulip import zulip_channels
 

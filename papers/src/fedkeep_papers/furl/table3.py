@@ -19,10 +19,10 @@ from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.personalize import cold_start
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report import page, tables
-from fedkeep.report.analyses import MAKERS, cold_start_table
+from fedkeep.report import page, text_tables
 from fedkeep.report.blocks import Figure
 from fedkeep.report.charts import Bar
+from fedkeep.report.stored_analyses import MAKERS, cold_start_table
 from fedkeep_papers.furl import channels, jobs
 from fedkeep_papers.furl.jobs import JobSpec, Kept, Outcome
 from fedkeep_papers.furl.scenes import (
@@ -294,7 +294,7 @@ def _draw(
         row: [o.test for (name, _), o in outcomes.items() if name == row.name and not o.fault]
         for row in scene.rows
     }
-    over_seeds = {row: tables.mean_std(found) for row, found in values.items() if found}
+    over_seeds = {row: text_tables.mean_std(found) for row, found in values.items() if found}
     if over_seeds:
         paired = any(row.published for row in over_seeds)
         title = f"{scene.name} beside the paper's {scene.stands_for}" if paired else scene.name
@@ -349,7 +349,7 @@ def _draw_cold_start(held: JobSpec, folder: Path, name: str) -> None:
 
 
 def _cold_start_table(analysis: Mapping[str, Any], title: str) -> str:
-    return tables.to_markdown(
+    return text_tables.to_markdown(
         replace(cold_start_table(analysis), title=title, note=analysis["note"]), level=3
     )
 

@@ -16,7 +16,7 @@ from fedkeep.data.columns import Ragged
 from fedkeep.data.text import CharVocabulary, HashedWords
 from fedkeep.metrics.scores import auc
 from fedkeep.metrics.worth.intervals import users_like_these
-from fedkeep.report.tables import Table, to_markdown
+from fedkeep.report.text_tables import Table, to_markdown
 from fedkeep_papers.furl.channels import Found
 from fedkeep_papers.furl.memory import Array
 from fedkeep_papers.furl.own_counts import WORDS, own_shares

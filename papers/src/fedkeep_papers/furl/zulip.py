@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedkeep.core.errors import DataError
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.preparation import Labels, Plain, Raw, Texts, encoded_alone
-from fedkeep.data.readers.files import json_lines, lines, sha256
+from fedkeep.data.readers.opened_files import json_lines, lines, sha256
 from fedkeep.data.splits import SPLITS
 from fedkeep.data.text import CharVocabulary, HashedWords
 from fedkeep_papers.kit.data import check_fields

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
-from fedkeep.report import tables, wording
+from fedkeep.report import text_tables, wording
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def over_seeds(
     Raises:
         ConfigError: a value is not finite or out of range.
     """
-    mean, std = tables.mean_std(values.values())
+    mean, std = text_tables.mean_std(values.values())
     try:
         value = mean if values else None
         return Row(scene, method, metric, value, std, tuple(sorted(values)), published, scale, commit)
@@ -159,13 +159,13 @@ def results_markdown(
     rows: Sequence[Row], title: str, preamble: str = "", figures: Sequence[tuple[str, str]] = ()
 ) -> str:
     """Return the Markdown of a reproduction: heading, preamble, a table a scene, figures as (caption, link)."""
-    parts = [f"# {tables.markdown_escape(title)}\n"]
+    parts = [f"# {text_tables.markdown_escape(title)}\n"]
     if preamble:
         parts.append(preamble.strip() + "\n")
     for scene in dict.fromkeys(row.scene for row in rows):
         own = [row for row in rows if row.scene == scene]
-        parts.append(tables.to_markdown(_without_scene(published_table(own, title=scene)), level=2))
-    parts += [f"![{tables.markdown_escape(caption)}]({link})\n" for caption, link in figures]
+        parts.append(text_tables.to_markdown(_without_scene(published_table(own, title=scene)), level=2))
+    parts += [f"![{text_tables.markdown_escape(caption)}]({link})\n" for caption, link in figures]
     ran = [row for row in rows if row.seeds]
     seeds = sorted({seed for row in ran for seed in row.seeds})
     commits = {
@@ -179,7 +179,9 @@ def results_markdown(
     return "\n".join(parts)
 
 
-def published_table(rows: Sequence[Row], title: str = "", note: str = "", digits: int = 2) -> tables.Table:
+def published_table(
+    rows: Sequence[Row], title: str = "", note: str = "", digits: int = 2
+) -> text_tables.Table:
     """Return results beside the published numbers, with the difference; a line a row, in their order."""
     lines = []
     scales = len({row.scale for row in rows}) > 1
@@ -199,7 +201,7 @@ def published_table(rows: Sequence[Row], title: str = "", note: str = "", digits
         lines.append(tuple(line))
     scale = ("scale",) if scales else ()
     columns = ("scene", "method", "metric", *scale, "ours", "published", "ours − published", "seeds")
-    return tables.Table(columns, tuple(lines), title, note, left=3 + len(scale))
+    return text_tables.Table(columns, tuple(lines), title, note, left=3 + len(scale))
 
 
 def _check_number(name: str, value: float | None, metric: str) -> None:
@@ -239,6 +241,6 @@ def _links(figures: Sequence[Path], folder: Path) -> list[tuple[str, str]]:
     return out
 
 
-def _without_scene(table: tables.Table) -> tables.Table:
+def _without_scene(table: text_tables.Table) -> text_tables.Table:
     rows = tuple(row[1:] for row in table.rows)
-    return tables.Table(table.columns[1:], rows, table.title, table.note, left=table.left - 1)
+    return text_tables.Table(table.columns[1:], rows, table.title, table.note, left=table.left - 1)

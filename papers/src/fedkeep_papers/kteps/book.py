@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.data.readers.files import sha256
+from fedkeep.data.readers.opened_files import sha256
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.long_jobs import run_long_jobs

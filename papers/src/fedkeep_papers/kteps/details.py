@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from fedkeep.metrics import per_client
-from fedkeep.report.tables import Table, to_markdown
+from fedkeep.report.text_tables import Table, to_markdown
 from fedkeep.report.wording import duration, size
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.book import METHODS, Book

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data.preparation import Raw, encoded_alone
-from fedkeep.data.readers.files import existing, json_lines, lines, readable, sha256
+from fedkeep.data.readers.opened_files import existing, json_lines, lines, readable, sha256
 from fedkeep.data.reviews import Reviews, raw_reviews
 from fedkeep.data.text import TokenVocabulary
 from fedkeep_papers.kit.data import check_fields

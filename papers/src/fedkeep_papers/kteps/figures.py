@@ -10,7 +10,7 @@ import numpy as np
 
 from fedkeep.experiments.reproductions import Request
 from fedkeep.metrics import ap
-from fedkeep.report.tables import Table, to_markdown
+from fedkeep.report.text_tables import Table, to_markdown
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.book import (

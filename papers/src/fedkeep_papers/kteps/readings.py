@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.tables import Table, to_markdown
+from fedkeep.report.text_tables import Table, to_markdown
 from fedkeep_papers.kteps.book import METHODS, RATIO, Book, Line, global_accuracy, personalized
 from fedkeep_papers.kteps.cells import Cell, Overrides, missing
 from fedkeep_papers.kteps.details import Cells

@@ -14,7 +14,7 @@ from typing import Literal
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.preparation import Raw, encoded_alone
-from fedkeep.data.readers.files import lines, sha256
+from fedkeep.data.readers.opened_files import lines, sha256
 from fedkeep.data.reviews import Reviews, raw_reviews
 from fedkeep.data.text import TokenVocabulary
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import RunError
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.tables import Table, mean_std, to_markdown
+from fedkeep.report.text_tables import Table, mean_std, to_markdown
 from fedkeep_papers.kteps.book import (
     METHODS,
     RATIO,

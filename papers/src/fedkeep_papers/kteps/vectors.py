@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.tables import Table, to_markdown
+from fedkeep.report.text_tables import Table, to_markdown
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.book import METHODS, RATIO, Book, Line, global_accuracy, personalized
 from fedkeep_papers.kteps.cells import Cell, Overrides

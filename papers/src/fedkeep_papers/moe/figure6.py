@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.tables import Table, mean_std, to_markdown
+from fedkeep.report.text_tables import Table, mean_std, to_markdown
 from fedkeep.report.wording import MISSING
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.results import Row, over_seeds, write_results

@@ -39,7 +39,7 @@ from fedkeep.methods import (
     pfl_da,
 )
 from fedkeep.methods.pfl_da import AddGate
-from fedkeep.report.tables import Table, to_markdown
+from fedkeep.report.text_tables import Table, to_markdown
 from fedkeep.report.wording import MISSING
 from fedkeep_papers.kit.cells import Slot, note_on_stale
 from fedkeep_papers.kit.results import Row, over_seeds, write_results

@@ -17,7 +17,7 @@ from fedkeep.data.readers.cifar import CIFAR100_TEST
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report.blocks import Figure
 from fedkeep.report.facts import dealing
-from fedkeep.report.tables import Table, mean_std, to_markdown
+from fedkeep.report.text_tables import Table, mean_std, to_markdown
 from fedkeep.report.wording import MISSING
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.cells import Finished, note_on_stale, runs_of

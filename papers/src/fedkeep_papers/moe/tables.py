@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report.charts import Bar
-from fedkeep.report.tables import mean_std
+from fedkeep.report.text_tables import mean_std
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.results import write_results
 from fedkeep_papers.moe.scene import Scene, changed, varied

@@ -17,7 +17,7 @@ from fedkeep.experiments.worth import counting_side
 from fedkeep.report.groups import Configuration
 from fedkeep.report.pairing import Side, kept, own_side
 from fedkeep.report.runs import read_run
-from fedkeep.report.worth import Comparison, comparisons, sentences
+from fedkeep.report.worth_page import Comparison, comparisons, sentences
 from fedkeep.tasks.ranking import discounted
 from fedkeep.tasks.results import Results
 from fedkeep_papers.kit.cells import Measured, Slot, digest, settings_of

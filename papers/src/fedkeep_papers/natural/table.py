@@ -10,7 +10,7 @@ from pathlib import Path
 from fedkeep.core.errors import DataError
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.tables import Table, to_markdown
+from fedkeep.report.text_tables import Table, to_markdown
 from fedkeep.report.wording import MISSING, difference, is_fraction, metric_name, plain
 from fedkeep_papers.kit.cells import Finished, Slot, note_on_stale, runs_of
 from fedkeep_papers.kit.results import Row, over_seeds, write_results

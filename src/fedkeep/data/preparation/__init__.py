@@ -8,10 +8,10 @@ It stands inside the room of data, as readers make their data by the same path, 
 
 from fedkeep.data.preparation.contract import Code, ColumnSummary, RawColumn, RuleError, Rules
 from fedkeep.data.preparation.encoding import Encoding
-from fedkeep.data.preparation.features import Features, Target, Targets
-from fedkeep.data.preparation.labels import Labels, LabelSets
+from fedkeep.data.preparation.feature_columns import Features, Target, Targets
+from fedkeep.data.preparation.label_columns import Labels, LabelSets
 from fedkeep.data.preparation.numbers import KeyColumn, Plain, Times
-from fedkeep.data.preparation.series import Series
+from fedkeep.data.preparation.series_columns import Series
 from fedkeep.data.preparation.source import Raw, Ready, Source, encoded_alone, prepared
 from fedkeep.data.preparation.summary import About, Summary, agreeing, merged
 from fedkeep.data.preparation.texts import Texts

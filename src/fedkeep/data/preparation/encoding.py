@@ -17,8 +17,8 @@ from fedkeep.core.params import Batch
 from fedkeep.data.columns import Ragged
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.preparation.contract import Code, RawColumn, Where, difference
-from fedkeep.data.preparation.features import FeatureCode, Features, Target, TargetCode, TargetsCode
-from fedkeep.data.preparation.labels import LabelCode, Labels, LabelSets
+from fedkeep.data.preparation.feature_columns import FeatureCode, Features, Target, TargetCode, TargetsCode
+from fedkeep.data.preparation.label_columns import LabelCode, Labels, LabelSets
 from fedkeep.data.preparation.numbers import (
     KeyCode,
     KeyColumn,
@@ -28,7 +28,7 @@ from fedkeep.data.preparation.numbers import (
     Times,
 )
 from fedkeep.data.preparation.reading import Readable
-from fedkeep.data.preparation.series import Series, SeriesCode
+from fedkeep.data.preparation.series_columns import Series, SeriesCode
 from fedkeep.data.preparation.summary import About, Summary, columns_differ
 from fedkeep.data.preparation.texts import TextCode, Texts
 from fedkeep.tasks import KINDS, of_sets

@@ -19,8 +19,8 @@ from fedkeep.data.ids import group_rows
 from fedkeep.data.images import noisy
 from fedkeep.data.preparation.contract import Code, Counted, RawColumn, Rules, Where
 from fedkeep.data.preparation.encoding import Encoding
-from fedkeep.data.preparation.features import FeatureCode, Features
-from fedkeep.data.preparation.labels import LabelError, Labels
+from fedkeep.data.preparation.feature_columns import FeatureCode, Features
+from fedkeep.data.preparation.label_columns import LabelError, Labels
 from fedkeep.data.preparation.numbers import Plain, plain_summary
 from fedkeep.data.preparation.summary import About, Summary
 from fedkeep.data.splits import SPLITS

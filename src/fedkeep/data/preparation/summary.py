@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from fedkeep.core.errors import DataError
 from fedkeep.core.grouping import by_key
 from fedkeep.data.preparation.contract import STRICT, ColumnSummary, difference
-from fedkeep.data.preparation.features import FeatureSummary, TargetsSummary, TargetSummary
-from fedkeep.data.preparation.labels import LabelSummary
+from fedkeep.data.preparation.feature_columns import FeatureSummary, TargetsSummary, TargetSummary
+from fedkeep.data.preparation.label_columns import LabelSummary
 from fedkeep.data.preparation.numbers import KeySummary, PlainSummary, TimeSummary
 from fedkeep.data.preparation.pooling import COUNT, from_lanes, to_lanes
 from fedkeep.data.preparation.reading import Readable
-from fedkeep.data.preparation.series import SeriesSummary
+from fedkeep.data.preparation.series_columns import SeriesSummary
 from fedkeep.data.preparation.texts import TextSummary
 from fedkeep.tasks import of_numbers, usual_kind
 

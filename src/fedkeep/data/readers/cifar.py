@@ -17,8 +17,8 @@ from fedkeep.core.errors import DataError, check_choice, raising
 from fedkeep.core.files import expanded
 from fedkeep.data.arrays import read_npz
 from fedkeep.data.images import ImageSet, Pixels, check_range, joined
-from fedkeep.data.readers.files import existing, readable, sha256
 from fedkeep.data.readers.image_files import npz_images
+from fedkeep.data.readers.opened_files import existing, readable, sha256
 from fedkeep.data.readers.pictures import read_pictures
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -13,7 +13,7 @@ from fedkeep.core.errors import DataError, Spot, needing, reading
 from fedkeep.data.preparation import Plain, Raw, encoded_alone
 from fedkeep.data.preparation.texts import AnyVocabulary
 from fedkeep.data.readers.cells import ID, Cells, Only, RawTable
-from fedkeep.data.readers.files import check_names, naming_of
+from fedkeep.data.readers.opened_files import check_names, naming_of
 from fedkeep.data.readers.pictures import decoded, encoded_in
 from fedkeep.data.readers.tables import columns_of, named_user, raw_from
 from fedkeep.data.subsets import drawn

@@ -18,7 +18,7 @@ from fedkeep.core.errors import DataError, raising
 from fedkeep.core.files import expanded
 from fedkeep.data.arrays import SHRINKS, names_in, read_npz
 from fedkeep.data.images import ImageSet, Pixels, check_range, joined
-from fedkeep.data.readers.files import existing, readable, sha256
+from fedkeep.data.readers.opened_files import existing, readable, sha256
 
 FASHION = (
     "T-shirt/top",

@@ -17,8 +17,8 @@ from fedkeep.data.images import ImageSet, Pixels
 from fedkeep.data.preparation import Labels, Plain, Raw, prepared
 from fedkeep.data.preparation.contract import Where
 from fedkeep.data.readers.cells import ALIASES, CLASS, ID, SPLIT, TEXT, Cells, RawTable
-from fedkeep.data.readers.files import digest_of
-from fedkeep.data.readers.load import load_table
+from fedkeep.data.readers.load_table import load_table
+from fedkeep.data.readers.opened_files import digest_of
 from fedkeep.data.readers.pictures import read_files
 from fedkeep.data.subsets import drawn
 

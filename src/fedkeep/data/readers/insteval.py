@@ -19,7 +19,7 @@ import numpy as np
 from fedkeep.core.errors import DataError, needing, raising
 from fedkeep.core.files import expanded
 from fedkeep.data.preparation import About, KeyColumn, Plain, Raw, encoded_alone
-from fedkeep.data.readers.files import readable, sha256
+from fedkeep.data.readers.opened_files import readable, sha256
 
 FOLDER = "/usr/lib/R/site-library/lme4/data"
 """Where Debian's package ``r-cran-lme4`` has its data."""

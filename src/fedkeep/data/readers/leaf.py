@@ -25,8 +25,8 @@ from fedkeep.core.files import expanded
 from fedkeep.data.ids import as_id
 from fedkeep.data.preparation import About, Labels, Plain, Raw, RawColumn, encoded_alone
 from fedkeep.data.readers.cells import ALIASES, CLASS, ID, TEXT, CellKind, Cells, RawTable
-from fedkeep.data.readers.files import digest_of, existing, object_of, readable
 from fedkeep.data.readers.leaf_reddit import columns_of_words, has_targets, sequences
+from fedkeep.data.readers.opened_files import digest_of, existing, object_of, readable
 from fedkeep.data.readers.pictures import read_files
 from fedkeep.data.readers.shakespeare import ALPHABET
 from fedkeep.data.readers.tables import texts_of

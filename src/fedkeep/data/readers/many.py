@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fedkeep.core.errors import DataError, raising
 from fedkeep.data.readers.cells import ALIASES, Cells, Only, RawTable
-from fedkeep.data.readers.files import readable
-from fedkeep.data.readers.load import FORMATS, load_table
+from fedkeep.data.readers.load_table import FORMATS, load_table
+from fedkeep.data.readers.opened_files import readable
 
 WILD = "*?["
 

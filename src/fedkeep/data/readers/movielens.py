@@ -16,7 +16,7 @@ from fedkeep.core.files import expanded
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.leave_one_out import leave_one_out
 from fedkeep.data.preparation import About, KeyColumn, Plain, Raw, encoded_alone
-from fedkeep.data.readers.files import existing, inside, lines, sha256
+from fedkeep.data.readers.opened_files import existing, inside, lines, sha256
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
 NAMES = "user_id:token\titem_id:token\trating:float\ttimestamp:float"

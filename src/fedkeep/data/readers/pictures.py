@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data.images import Pixels, check_range
 from fedkeep.data.readers.cells import INTEGER
-from fedkeep.data.readers.files import existing, sha256
-from fedkeep.data.readers.load import load_table
+from fedkeep.data.readers.load_table import load_table
+from fedkeep.data.readers.opened_files import existing, sha256
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -9,9 +9,9 @@ from fedkeep.core.errors import DataError
 from fedkeep.core.files import expanded
 from fedkeep.data.preparation import Raw, encoded_alone
 from fedkeep.data.readers.cells import CLASS, SPLIT, TEXT, Cells, RawTable
-from fedkeep.data.readers.files import sha256
-from fedkeep.data.readers.load import load_table
+from fedkeep.data.readers.load_table import load_table
 from fedkeep.data.readers.many import check_once, files_of, joined, named, split_twice
+from fedkeep.data.readers.opened_files import sha256
 from fedkeep.data.reviews import Reviews, raw_reviews
 from fedkeep.data.text import TokenVocabulary
 

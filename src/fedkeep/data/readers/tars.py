@@ -21,9 +21,9 @@ from fedkeep.data.ids import as_id
 from fedkeep.data.images import ImageSet
 from fedkeep.data.preparation import Raw, prepared
 from fedkeep.data.readers.cells import ALIASES, CLASS, ID, Cells, RawTable
-from fedkeep.data.readers.files import LONGEST_LINE, digest_of, existing, object_of
 from fedkeep.data.readers.image_folder import ENDINGS, NOBODYS, examples_of
 from fedkeep.data.readers.many import check_once, files_of, is_of_many, named
+from fedkeep.data.readers.opened_files import LONGEST_LINE, digest_of, existing, object_of
 from fedkeep.data.readers.pictures import decoded
 from fedkeep.data.subsets import drawn
 

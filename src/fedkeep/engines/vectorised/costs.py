@@ -25,7 +25,7 @@ from fedkeep.engines.client_step import ClientToTrain, Job
 from fedkeep.engines.first_values import defaults, first_global
 from fedkeep.engines.round import with_links
 from fedkeep.engines.vectorised.stacked_lanes import Stacked, StackedPass, lengthened
-from fedkeep.methods.checks import UPLOAD
+from fedkeep.methods.hook_checks import UPLOAD
 
 CPU_BYTES = 64 << 20
 """What clients side by side may take on a CPU: about what stays in its caches."""

@@ -9,8 +9,8 @@ was in the middle continues, none is counted twice::
 """
 
 from fedkeep.experiments.sweeps.plan import Prune, Sweep, plan
-from fedkeep.experiments.sweeps.results import Result, best_name, results, status, table, write
 from fedkeep.experiments.sweeps.space import Range, Space, read_space
+from fedkeep.experiments.sweeps.sweep_results import Result, best_name, results, status, table, write
 from fedkeep.experiments.sweeps.trials import run
 
 __all__ = [

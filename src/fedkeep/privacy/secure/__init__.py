@@ -4,10 +4,10 @@ Source: Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Mac
 version for a server that is curious and honest. Here are both sides' states and messages, without any transport.
 """
 
-from fedkeep.privacy.secure.client import SecureClient
-from fedkeep.privacy.secure.messages import Keys, Revealed, WrongShareError
 from fedkeep.privacy.secure.ring import FixedPoint
-from fedkeep.privacy.secure.server import SecureServer, Spent, threshold_for
+from fedkeep.privacy.secure.secure_client import SecureClient
+from fedkeep.privacy.secure.secure_messages import Keys, Revealed, WrongShareError
+from fedkeep.privacy.secure.secure_server import SecureServer, Spent, threshold_for
 
 __all__ = [
     "FixedPoint",

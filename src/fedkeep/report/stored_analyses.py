@@ -9,7 +9,7 @@ from fedkeep.report import wording
 from fedkeep.report.blocks import Block, Figure, Section
 from fedkeep.report.charts import SLOTS, Curve, Legend, Lines, palette_of, point_of, user_maps
 from fedkeep.report.groups import Configuration
-from fedkeep.report.tables import Table
+from fedkeep.report.text_tables import Table
 
 Analysis = Mapping[str, Any]
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, did_you_mean, shown
-from fedkeep.data.checks import check_close
 from fedkeep.data.columns import Repeated
+from fedkeep.data.data_checks import check_close
 from fedkeep.data.preparation.contract import (
     Code,
     ColumnSummary,

@@ -32,11 +32,11 @@ from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.remote import fingerprint
 from fedkeep.remote.attendance import attendance_of, dropped_from
 from fedkeep.remote.buffered import Buffered, check_buffered
+from fedkeep.remote.client_ledger import Attempts, Ledger, Listed, RunClients
 from fedkeep.remote.continued import begun, encoding_from, older_for
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import ExchangeRules
 from fedkeep.remote.joining import added_to, check_growth, listed_with
-from fedkeep.remote.ledger import Attempts, Ledger, Listed, RunClients
 from fedkeep.remote.messages import PROTOCOL, Encode, Hello
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.nodes import Nodes, some_of, wait_for_clients

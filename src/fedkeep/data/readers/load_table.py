@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import DataError, Spot, first_line, near_path, needing, reading, warn
-from fedkeep.data.checks import OPTED_IN
 from fedkeep.data.columns import Rows
+from fedkeep.data.data_checks import OPTED_IN
 from fedkeep.data.readers.cells import Cells, Only, RawTable, are_plain, few_differ
-from fedkeep.data.readers.files import (
+from fedkeep.data.readers.opened_files import (
     LATIN,
     check_names,
     encoding_of,

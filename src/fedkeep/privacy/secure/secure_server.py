@@ -13,8 +13,8 @@ import numpy as np
 
 from fedkeep.core.errors import SecureSumError
 from fedkeep.privacy.secure import crypto, shamir
-from fedkeep.privacy.secure.client import SECRET, pair_key
-from fedkeep.privacy.secure.messages import (
+from fedkeep.privacy.secure.secure_client import SECRET, pair_key
+from fedkeep.privacy.secure.secure_messages import (
     LEAST,
     Keys,
     Revealed,

@@ -18,7 +18,7 @@ from fedkeep.report.blocks import Block, Figure, Text
 from fedkeep.report.charts import GAINS_LEGEND, Chart, Curve, Gainer, Gains, Lines
 from fedkeep.report.groups import Configuration
 from fedkeep.report.pairing import REFERENCES, Side, own_side
-from fedkeep.report.tables import Table
+from fedkeep.report.text_tables import Table
 from fedkeep.tasks import Kind
 
 NO_SUBJECT = ("fedavg", "local")  # methods that are references only

@@ -26,7 +26,7 @@ from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import sign_project
 from fedkeep.flower.supernode import SuperNode
 from fedkeep.flower.watch import JOINED
-from fedkeep.remote.server import FOUND, Only
+from fedkeep.remote.served_run import FOUND, Only
 
 TROUBLE = ("refused", "lost", "broken", "late", "left", "round", "waiting")
 AGAIN = "Give the same command again: it goes on after the last finished round."

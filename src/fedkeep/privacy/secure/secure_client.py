@@ -11,7 +11,13 @@ import numpy as np
 
 from fedkeep.core.errors import SecureSumError
 from fedkeep.privacy.secure import crypto, shamir
-from fedkeep.privacy.secure.messages import Keys, Revealed, WrongShareError, check_new_keys, check_threshold
+from fedkeep.privacy.secure.secure_messages import (
+    Keys,
+    Revealed,
+    WrongShareError,
+    check_new_keys,
+    check_threshold,
+)
 
 SECRET = 32
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fedkeep.audit.report import not_covered
 from fedkeep.core.grouping import by_key
 from fedkeep.report.blocks import Content, Section, Text
-from fedkeep.report.tables import Table
+from fedkeep.report.text_tables import Table
 
 Verdict = Literal["independent", "declared", "path named", "unknown"]
 VERDICTS: dict[Verdict, str] = {

@@ -18,7 +18,7 @@ from fedkeep.experiments.sweeps.plan import JOURNAL, Sweep
 from fedkeep.experiments.sweeps.trials import best_of, trial_folder
 from fedkeep.experiments.toml import value_text
 from fedkeep.report.page import finite
-from fedkeep.report.tables import Table, mean_std, to_csv, to_markdown
+from fedkeep.report.text_tables import Table, mean_std, to_csv, to_markdown
 from fedkeep.report.wording import count, duration, lower_is_better, metric_inline, spread
 from fedkeep.version import NUMERICS
 

@@ -21,7 +21,7 @@ from fedkeep.data.preparation.contract import (
     difference,
     unlike,
 )
-from fedkeep.data.preparation.features import FeatureCode, Features, WholeSummary
+from fedkeep.data.preparation.feature_columns import FeatureCode, Features, WholeSummary
 
 
 @dataclass(frozen=True, kw_only=True)
