@@ -119,7 +119,7 @@ def test_looks_are_frequent_again_when_something_has_happened_or_something_else_
 
 def node(code: str) -> subprocess.CompletedProcess[str]:
     """Run what a node does with its SuperExec, which is a fork, in a process that has no other threads."""
-    begin = "import json, os, signal, sys, time\nfrom fedkeep.flower import inner, stay\nfrom fedkeep.flower.stay import Started\n"
+    begin = "import json, os, signal, sys, time\nfrom fedkeep.flower import inner, stay\nfrom fedkeep.flower.stay import StartedExec\n"
     return subprocess.run(
         [sys.executable, "-c", begin + code], capture_output=True, text=True, timeout=120, check=False
     )
@@ -129,7 +129,7 @@ def test_a_node_whose_superexec_has_ended_ends_too():
     done = node("""
 heard = []
 signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-started = Started(lambda given: sys.exit(len(json.loads(open(given, "rb").read()))))
+started = StartedExec(lambda given: sys.exit(len(json.loads(open(given, "rb").read()))))
 started.check()  # it is there before Flower asks for it, and waits for its words
 print(len(heard))
 started.Popen(["flower-superexec", "--insecure", "--x"])
@@ -208,7 +208,7 @@ def test_a_note_that_is_damaged_is_none(content, tmp_path):
 def test_a_superexec_that_has_ended_before_it_is_asked_for_is_told_of():
     done = node("""
 signal.signal(signal.SIGTERM, lambda number, frame: print("asked to end"))
-started = Started(lambda given: sys.exit(4))
+started = StartedExec(lambda given: sys.exit(4))
 os.waitid(os.P_PID, started.child, os.WEXITED | os.WNOWAIT)
 started.Popen(["flower-superexec", "x" * 100_000])
 started.check()
@@ -221,7 +221,7 @@ def test_a_superexec_whose_node_has_ended_ends_too():
     """Its pipe ends with the node, so it must hold no end of its own that is written to."""
     done = node("""
 inner.run_exec = lambda: print("begins")
-started = Started(lambda given: stay.run_exec(print, given))
+started = StartedExec(lambda given: stay.run_exec(print, given))
 os.close(started.writing)
 print(os.waitpid(started.child, 0)[1])
 """)
