@@ -22,6 +22,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -208,12 +210,13 @@ def summed(name: str, engine: str) -> Any:
 def deployed(name: str, kind: str = "float32") -> dict[str, str]:
     """Train a case of the conformance table on Flower's nodes, in this process; return its digests."""
     from benchmarks.flower_cases import FOLDER, GridTransport, client, kept, node
-    from fedkeep.remote.served_run import serve_run
     from tests.engines.test_conformance import CASES
     from tests.flower.loopback import Loopback, context
     from tests.remote.federations import federation
     from tests.remote.test_conformance import server_of
 
+    room = "served_run" if find_spec("fedkeep.remote.served_run") else "server"  # as it was called before
+    serve_run = import_module(f"fedkeep.remote.{room}").serve_run
     CASES[name] = replace(CASES[name], method=with_defaults_named(CASES[name].method))
     with tempfile.TemporaryDirectory() as folder:
         os.environ[FOLDER] = folder
@@ -269,6 +272,8 @@ def write(path: Path, only: Sequence[str]) -> None:
 
     import torch
 
+    from fedkeep.core.errors import FedkeepError
+
     warnings.simplefilter("ignore")
     with path.open("w", encoding="utf-8") as file:
         for name, train in cases():
@@ -277,7 +282,7 @@ def write(path: Path, only: Sequence[str]) -> None:
             torch.manual_seed(0)
             try:
                 found: dict[str, str] = train()
-            except Exception as error:  # noqa: BLE001 - a method that an engine refuses is a result, too
+            except FedkeepError as error:  # a method that an engine refuses is a result, too
                 found = {"refused": type(error).__name__, "message": str(error)[:300]}
             file.write(json.dumps({"case": name, **found}) + "\n")
             file.flush()

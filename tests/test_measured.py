@@ -238,7 +238,7 @@ def test_how_far_it_goes() -> None:
     assert (folder / "how-far.md").read_text(encoding="utf-8") == how_far.page(folder)
     page, users = text_of(DOCS / "scale.md"), results("users")
     seconds, memory = (users[of].values() for of in ("seconds", "memory_mb"))
-    said = r"a round of 1,000 or 1,000,000 clients takes (\S+) s or (\S+) s, (\d+) MB or (\d+) MB"
+    said = r"a round takes (\S+) s with 1,000 clients and (\S+) s with 1,000,000; memory is (\d+) MB, and (\d+) MB"
     check_line(page, said, *seconds, *memory)
     slurm, ray = ({one["place"]: one for one in results("cluster")["places"]}[of] for of in ("slurm", "ray"))
     said = (
