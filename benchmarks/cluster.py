@@ -43,9 +43,10 @@ from fedkeep.experiments.load import load_run
 from fedkeep.experiments.places import Place, executors, place
 from fedkeep.remote.cluster import ClusterWorkers
 
-PAUSE, PAUSE_OF_ROUNDS = 5.0, 1.5
-"""Seconds between two kills, at the mean, of runs and of what trains clients: 24 runs of some 8 s, two at a time, of which each
-kill takes back some, last longer than 20 of them; a job that is killed four times before its first round is given up.
+PAUSE, PAUSE_OF_ROUNDS = 8.0, 1.5
+"""Seconds between two kills, at the mean, of runs and of what trains clients: 24 runs of some 15 s, two at a time, of which
+each kill takes back some, last longer than 20 of them. A job that is killed four times before it comes further is given up,
+as one of Ray's was with 5 s.
 """
 METHODS = ("fedavg", "fedprox", "furl", "fedper", "fedrep", "ditto", "apfl", "mixture")
 SCENE = """
