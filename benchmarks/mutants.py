@@ -1,7 +1,7 @@
 """How many small faults the tests notice: a seeded sample of mutants, run against the tests of their room.
 
     python -m benchmarks.mutants CHECKOUT --map              # which tests run which lines; once, takes as long as the tests
-    python -m benchmarks.mutants CHECKOUT --out FILE [--count 300] [--seed 0] [--jobs 1]
+    python -m benchmarks.mutants CHECKOUT --out FILE [--count 300] [--seed 0]
 
 A mutant is a copy of CHECKOUT's library with one place changed: a comparison, an operator, a whole number, a truth value, a
 condition turned round, a statement left out. None is in a string or a docstring. Each runs against tests of its room and the
@@ -15,33 +15,38 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import importlib
 import json
 import math
 import os
 import re
-import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
+from types import ModuleType
+from typing import Any, NoReturn
 
 import coverage
 import numpy as np
+import pytest
 
 ROOMS = ("core", "engines", "methods", "remote", "store", "split", "privacy", "links", "client", "server")
 """Rooms of either commit; a room that a checkout lacks has no mutants."""
 TABLE = ("tests/engines/test_conformance.py", "tests/methods/test_every_method.py", "tests/test_numerics.py")
-LIMIT, WAIT = 240, 1200
+LIMIT, WAIT = 120, 1200
 """Seconds that the tests of one mutant may compute, and may take with waiting: a busy machine kills no mutant."""
 SMALLEST, OTHERS = 60, 40
 MAP = ".coverage.mutants"
 """File in a checkout that says which test runs which line; made by ``--map``."""
+LOADED = ("torch", "numpy", "scipy.stats", "flwr.app", "pydantic", "safetensors.torch")
+"""What the process that tests are forked from has imported; nothing of the library."""
 
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -204,31 +209,59 @@ class Tests:
         return ordered[:SMALLEST] + [rest[i] for i in order]
 
 
+def tested(copy: Path, output: Path, tests: Sequence[str]) -> NoReturn:
+    """Run tests in a copy, and end this process with pytest's exit code."""
+    os.setsid()
+    variables = environment(copy)
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(copy)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        del sys.modules[name]
+    sys.modules["__main__"] = ModuleType("__main__")
+    others = [path for path in sys.path if path and not (Path(path) / "benchmarks").exists()]
+    sys.path[:] = [*variables["PYTHONPATH"].split(os.pathsep), *others]
+    sys.dont_write_bytecode = False
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-rfE", *tests])
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def computed(process: int) -> float:
+    """Return the seconds that a process has computed, with its own processes that have ended (Linux)."""
+    fields = (
+        Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    )
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 def run(copy: Path, tests: Sequence[str]) -> tuple[str | None, str]:
-    """Run tests in a copy until one fails; return which failed, None if all passed, and pytest's last line."""
-    listed = copy / "listed.txt"
-    listed.write_text("\n".join(tests), encoding="utf-8")
-    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-rfE", f"@{listed}"]
-    try:
-        done = subprocess.run(
-            words,
-            cwd=copy,
-            env=environment(copy),
-            capture_output=True,
-            text=True,
-            timeout=WAIT,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT)),
-        )
-    except subprocess.TimeoutExpired:
-        return "", "timeout"
-    if done.returncode < 0:
-        return "", f"ended by signal {-done.returncode}"
-    last = done.stdout.strip().rsplit("\n", 1)[-1]
-    if done.returncode == 0:
+    """Run tests in a copy until one fails; return which failed, None if all passed, and pytest's last line.
+
+    The process is a fork of this one, which has imported what no mutant changes.
+    """
+    output, until = copy / "output.txt", time.monotonic() + WAIT
+    if (child := os.fork()) == 0:
+        tested(copy, output, tests)
+    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        time.sleep(0.05)
+        if time.monotonic() > until or computed(child) > LIMIT:
+            os.kill(child, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        return "", f"ended by signal {-code}"
+    told = output.read_text(encoding="utf-8", errors="replace")
+    last = told.strip().rsplit("\n", 1)[-1]
+    if code == pytest.ExitCode.OK:
         return None, last
-    if done.returncode == 5:  # no test ran
-        raise RuntimeError(f"{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise RuntimeError(told[-4000:])
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", told, re.MULTILINE)
     return (found[1] if found else ""), last
 
 
@@ -287,7 +320,6 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="a line of JSON a mutant; is continued")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args(words)
     checkout = given.checkout.resolve()
     if given.map:
@@ -295,6 +327,8 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     if given.out is None:
         parser.error("--out FILE is wanted.")
+    for name in LOADED:
+        importlib.import_module(name)
     tests = Tests(checkout, given.seed)
     lines = given.out.read_text(encoding="utf-8").splitlines() if given.out.exists() else []
     found = [json.loads(line) for line in lines]
@@ -303,22 +337,11 @@ def main(words: Sequence[str] | None = None) -> None:
     with (
         given.out.open("a", encoding="utf-8") as file,
         tempfile.TemporaryDirectory(prefix="fedkeep-mutants-") as folder,
-        ThreadPoolExecutor(given.jobs) as pool,
     ):
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for number in range(given.jobs):
-            copies.put(copied(checkout, Path(folder) / str(number)))
-
-        def one_of(file: str, number: int) -> dict[str, Any]:
-            copy = copies.get()
-            try:
-                return tried(tests, copy, file, number)
-            finally:
-                copies.put(copy)
-
-        for row in pool.map(lambda one: one_of(*one), left):
-            found.append(row)
-            file.write(json.dumps(row) + "\n")
+        copy = copied(checkout, Path(folder) / "copy")
+        for place, number in left:
+            found.append(tried(tests, copy, place, number))
+            file.write(json.dumps(found[-1]) + "\n")
             file.flush()
     killed = sum(row["killed"] for row in found)
     low, high = interval(killed, len(found))
