@@ -189,7 +189,7 @@ def jobs_of(home: Path) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().replace(b"\0", b" ")
-            if b"experiments.job " + str(home).encode() in words or words.startswith(
+            if b"experiments.places " + str(home).encode() in words or words.startswith(
                 (b"ray::_compute", b"ray::train")
             ):
                 found.append(int(path.parent.name))

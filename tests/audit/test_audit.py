@@ -21,7 +21,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.data import toy
 from fedkeep.engines.tables import local_rows
 from fedkeep.methods import SecureSums, securely
-from fedkeep.methods.copies import OnCopy, PulledCopy
+from fedkeep.methods.added_parts import OnCopy, PulledCopy
 from fedkeep.methods.hook_declarations import Reveal, revealed, reveals
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.models import Linear

@@ -32,7 +32,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged, opt_out
 from fedkeep.engines import Centralised, ClientResult, ClientToTrain, Job, Sampler, Sequential
-from fedkeep.methods.copies import with_copy
+from fedkeep.methods.added_parts import with_copy
 from fedkeep.methods.mixture import OnOutput
 from fedkeep.methods.terms import Term
 from fedkeep.models import ConfidenceGate, DocumentModel, MixtureOfExperts

@@ -22,7 +22,6 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.experiments import long_jobs, places, reproductions, sweeps
 from fedkeep.experiments.comparing import Cell, Plan, plan, run, status
 from fedkeep.experiments.config import parse_config
-from fedkeep.experiments.job import main
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.places import Futures, GoneError, OutOfTimeError, RayTasks, Slurm, place
@@ -39,7 +38,7 @@ from tests.refusals import raises
 def in_fresh_processes() -> Executor:
     """Processes that have imported what they need, and no threads of this one's."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedkeep.experiments.job", __name__])
+    context.set_forkserver_preload(["fedkeep.experiments.places", __name__])
     return ProcessPoolExecutor(2, context)
 
 
@@ -434,7 +433,7 @@ def test_a_job_of_another_fedkeep_or_python_is_refused(tmp_path: Path, what: str
     about = {"installed": {**places.installed(), what: "0.0.1"}, "kind": "Cell", "job": {}}
     path.write_text(json.dumps(about))
     with raises(ConfigError, said="job.json", there=f"{what} 0.0.1"):
-        main(path)
+        places.main(path)
 
 
 def test_a_place_without_ray_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -668,12 +667,12 @@ def test_a_job_of_a_reproduction_computes_its_run_alone(tmp_path: Path, cluster:
     made = [json.loads((out / "slurm" / f"{name}.json").read_text()) for name in "abc"]
     assert [(m["kind"], m["job"]["name"]) for m in made] == [("Piece", name) for name in "abc"]
     assert len(cluster.calls) == 2
-    main(out / "slurm" / "b.json")
+    places.main(out / "slurm" / "b.json")
     assert [(out / name).exists() for name in ("a", "b", "c", "table.md")] == [False, True, False, False]
-    main(out / "slurm" / "b.json")  # it is finished, and nothing else is computed in its place
+    places.main(out / "slurm" / "b.json")  # it is finished, and nothing else is computed in its place
     assert not (out / "a").exists()
-    main(out / "slurm" / "a.json")
-    main(out / "slurm" / "c.json")  # of the second wave, as nothing of the first is missing
+    places.main(out / "slurm" / "a.json")
+    places.main(out / "slurm" / "c.json")  # of the second wave, as nothing of the first is missing
     assert (out / "c").exists()
     assert not (out / "table.md").exists()
 

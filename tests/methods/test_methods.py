@@ -25,10 +25,10 @@ from fedkeep import (
 )
 from fedkeep.core.errors import ConfigError, MethodError, SplitError
 from fedkeep.methods import METHODS, by_share, fedavg, furl, local, newest, terms
+from fedkeep.methods.added_parts import PulledCopy
 from fedkeep.methods.apfl import OnMixedModel
 from fedkeep.methods.asp_mtl import AdversarialLoss
 from fedkeep.methods.base import forward
-from fedkeep.methods.copies import PulledCopy
 from fedkeep.methods.fedcp import SeparatedLoss
 from fedkeep.methods.feddbe import NearMean
 from fedkeep.methods.feddyn import LinearTerm

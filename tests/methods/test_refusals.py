@@ -15,7 +15,7 @@ from fedkeep.engines import auto
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import batch_norm_names
-from fedkeep.methods.copies import with_copy
+from fedkeep.methods.added_parts import with_copy
 from tests.methods.table import trained
 from tests.refusals import raises
 from tests.tiny import Logits, Noisy, classes, run_by

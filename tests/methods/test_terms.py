@@ -13,10 +13,10 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods import terms
+from fedkeep.methods.added_parts import OnCopy, with_copy
 from fedkeep.methods.apfl import OnMixedModel
 from fedkeep.methods.asp_mtl import AddPrivateModel, AdversarialLoss
 from fedkeep.methods.branches import TwoBranches
-from fedkeep.methods.copies import OnCopy, with_copy
 from fedkeep.methods.fedfusion import AddFusion, FusionLoss
 from fedkeep.methods.fedmmd import TwoStreams
 from fedkeep.methods.fedprox import Proximal

@@ -26,7 +26,7 @@ from fedkeep.data import many_user_text
 from fedkeep.engines.lanes import LanePass
 from fedkeep.engines.tables import local_rows
 from fedkeep.methods import Finish, Finished, Global, Reduced, Start, Started
-from fedkeep.methods.copies import PulledCopy
+from fedkeep.methods.added_parts import PulledCopy
 from fedkeep.methods.terms import Term
 from fedkeep.prove import prove, proving, rounds, traced_labels
 from fedkeep.prove.proving import AGREES, CHANGES, PACKED

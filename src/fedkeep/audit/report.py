@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedkeep.audit.findings import NOT_COVERED, WORDS, Finding, Leaving
-from fedkeep.core.grouping import by_key
+from fedkeep.core.records import by_key
 from fedkeep.report.blocks import Content, Section, Text
 from fedkeep.report.page import to_markdown_page
 from fedkeep.report.text_tables import Table

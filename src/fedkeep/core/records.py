@@ -1,4 +1,6 @@
-"""Records: one JSON line per (round, split, client or aggregate, metric). Reports read nothing else."""
+"""Records: one JSON line per (round, split, client or aggregate, metric). Reports read nothing else, and put together
+by key what they read.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedkeep.core.errors import RunError, Spot
 from fedkeep.core.sealed import FORMAT, is_sealed, seal, unread
 
 NOTHING = hashlib.sha256().hexdigest()
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,3 +211,11 @@ def read_sealed_records(path: Path) -> tuple[list[Record], dict[str, Any]]:
             file=path,
         )
     return list(_parsed(path, content[:end].decode("utf-8").splitlines(keepends=True))), about
+
+
+def by_key(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return the values of each key, in their order; keys stand as they first came."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import shown
-from fedkeep.core.grouping import by_key
+from fedkeep.core.records import by_key
 from fedkeep.data.columns import Column, Ragged
 from fedkeep.tasks import tasks_in
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import DataError, check_range
-from fedkeep.core.grouping import by_key
+from fedkeep.core.records import by_key
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.preparation import Labels, Plain, Raw, Texts
 from fedkeep.data.text import SPECIAL, TokenVocabulary

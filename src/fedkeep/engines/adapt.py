@@ -18,6 +18,7 @@ from fedkeep.core.params import CLIENT, Params, is_state, prefixed, row, to
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.engines.batches import Stream
 from fedkeep.engines.client_step import Job, outputs
+from fedkeep.engines.first_values import trained_initial
 from fedkeep.engines.judge import Way, judge
 from fedkeep.engines.lanes import LocalRunWatch, local_run
 from fedkeep.methods import Adapt, Client, Method, Phase, Recall, Recalls, Sent
@@ -175,15 +176,9 @@ def own_default(job: Job, split: Split, sent: Sent, client: str) -> Params:
 
     What rounds left frozen and it is to train starts from the module's values.
     """
-    values = {**trained_initial(job), **sent.params}
+    values = {**trained_initial(job.net), **sent.params}
     copies = {n: v.detach().cpu().clone() for n, v in split.personal(values).items()}
     return {**copies, **job.store.default(client)}
-
-
-def trained_initial(job: Job) -> Params:
-    """Return the module's own values of what requires gradients."""
-    trained = job.net.trainable()
-    return {n: v for n, v in job.net.initial().items() if n in trained}
 
 
 def kept_values(job: Job, client: int) -> Params:
@@ -244,7 +239,7 @@ def curve(job: Job, client: int, sent: Sent, tuning: Tuning) -> dict[str, tuple[
 
     name, rows = str(job.data.ids[client]), job.rows(client)
     kept = row(job.store.read([client]), 0)
-    start = {n: v.to(job.device) for n, v in {**trained_initial(job), **sent.params, **kept}.items()}
+    start = {n: v.to(job.device) for n, v in {**trained_initial(job.net), **sent.params, **kept}.items()}
     test(start)
     if not tuning.phases or not len(rows):
         return {way: tuple(values * (tuning.tests + 1)) for way, values in found.items()}

@@ -32,6 +32,12 @@ def first_global(method: Method, net: Net, data: Roster, population: int | None 
     )
 
 
+def trained_initial(net: Net) -> Params:
+    """Return the module's own values of what requires gradients."""
+    trained = net.trainable()
+    return {n: v for n, v in net.initial().items() if n in trained}
+
+
 def first_kept(method: Method, net: Net) -> Params:
     """Return what a new client keeps before ``Init`` has its say, state under ``client/NAME``."""
     halves, initial = method.split.halves(net.module), net.initial()

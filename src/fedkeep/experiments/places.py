@@ -5,7 +5,8 @@ arguments that returns an executor. In processes of this machine jobs run withou
 
 A job crosses as JSON, read by ``compute`` where the same versions are installed: for Slurm a file in a folder
 that all nodes share, for Ray and executors a text. These hand Python objects over by pickling, among processes that
-trust each other. Of Slurm nothing but ``sbatch``, ``squeue`` and ``scancel`` is used.
+trust each other. Of Slurm nothing but ``sbatch``, ``squeue`` and ``scancel`` is used; its tasks are
+``python -m fedkeep.experiments.places FILE``, whose exit status is 0 where the job is finished.
 
 The shared folder must be one where a file that is renamed is there whole, and under its new name alone, for whoever
 looks next on any node, and where one process at a time gets a lock on a file (NFS 4 does both).
@@ -32,6 +33,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self, runtime_checkable
 
+import torch
 from pydantic import PlainSerializer, TypeAdapter
 
 from fedkeep.core.errors import ConfigError, FedkeepError, RunError, first_line, needing, raising
@@ -231,6 +233,12 @@ def compute(text: bytes, what: str) -> None:
     imported(what, KINDS[about["kind"]]).from_plain(about["job"])(alone=False, progress=False)
 
 
+def main(file: Path) -> None:
+    """Compute the job of a file, as ``compute`` does, with as many threads as Slurm gives it."""
+    torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", "1")))
+    compute(file.read_bytes(), f"The job {file.name}")
+
+
 def _compute(job: LongJob) -> None:
     job(alone=False, progress=False)
 
@@ -398,7 +406,7 @@ SCRIPT = """#!/bin/bash
 cd {folder} || exit 1
 name=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {names})
 cd {here} || exit 1
-{python} -m fedkeep.experiments.job {folder}/"$name".json
+{python} -m fedkeep.experiments.places {folder}/"$name".json
 status=$?
 echo $status > {folder}/"$name".part && mv {folder}/"$name".part {folder}/"$name".ended
 """
@@ -663,3 +671,10 @@ def _written(job: LongJob) -> bytes:
         )
     about = {"installed": installed(), "kind": type(job).__name__, "job": job.to_plain()}
     return (json.dumps(about, indent=1) + "\n").encode()
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except FedkeepError as error:
+        sys.exit(f"Error: {error}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
-from fedkeep.core.grouping import by_key
+from fedkeep.core.records import by_key
 from fedkeep.data.ids import as_id
 from fedkeep.data.preparation.label_columns import LabelCode, one_form
 from fedkeep.data.readers.cells import DECIMAL_CLASS, ID, RawTable

@@ -20,10 +20,9 @@ from fedkeep.core.copying import copied
 from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
+from fedkeep.methods.added_parts import COPY, copy_of, extended, with_copy
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.client import Client
-from fedkeep.methods.copies import COPY, copy_of, with_copy
-from fedkeep.methods.features import extended
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server, averaging
 from fedkeep.methods.terms import Term

@@ -22,19 +22,11 @@ from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.heads import found_head
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, prefixed, under
+from fedkeep.methods.added_parts import drawn_for, extended
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE
 from fedkeep.methods.client import Client
-from fedkeep.methods.features import (
-    Known,
-    drawn_for,
-    extended,
-    linear,
-    no_counts,
-    part,
-    pooled_features,
-    width,
-)
+from fedkeep.methods.features import Known, linear, no_counts, part, pooled_features, width
 from fedkeep.methods.hook_checks import check_count
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server

@@ -14,17 +14,8 @@ from torch import Tensor, nn
 
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, under
-from fedkeep.methods.features import (
-    drawn_for,
-    extended,
-    features,
-    head,
-    linear,
-    nested_parts,
-    part,
-    pooled,
-    width,
-)
+from fedkeep.methods.added_parts import drawn_for, extended, nested_parts
+from fedkeep.methods.features import features, head, linear, part, pooled, width
 from fedkeep.split import Split
 
 PREFIX = "private."

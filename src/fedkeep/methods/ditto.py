@@ -8,9 +8,9 @@ F_k(v) + ½ λ ‖v − w^t‖²; (4) it uploads the change of w, keeps v_k, and
 from __future__ import annotations
 
 from fedkeep.core.optim import Optimizer
+from fedkeep.methods.added_parts import COPY, PulledCopy, predict_copy, with_copy
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client
-from fedkeep.methods.copies import COPY, PulledCopy, predict_copy, with_copy
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server

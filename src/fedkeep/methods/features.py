@@ -6,22 +6,17 @@ what ``forward`` does. Of any other model the head is found, and features are wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.copying import copied
-from fedkeep.core.declared import declare, declared
-from fedkeep.core.describe import digest
 from fedkeep.core.errors import MethodError, check_range, did_you_mean
 from fedkeep.core.heads import FEATURES, Pool, found_head, is_convolution
-from fedkeep.core.net import Net, every_tensor, logits_of, mark_added
+from fedkeep.core.net import Net, logits_of
 from fedkeep.core.params import Batch, Params, is_state
-from fedkeep.core.seeds import DrawWatch, generator
 from fedkeep.methods.terms import Around
 from fedkeep.split.find_head import is_layer
 
@@ -257,75 +252,3 @@ def one_hot(label: Tensor, counts: Tensor) -> Tensor:
             last=classes - 1,
         )
     return nn.functional.one_hot(label, classes).to(counts.dtype)
-
-
-def extended(module: nn.Module, added: Mapping[str, nn.Module | nn.Parameter], copies: str = "") -> nn.Module:
-    """Return a copy of a model with further parts, which its own ``forward`` does not meet; see ``core.net``.
-
-    Args:
-        module: the model.
-        added: parts and parameters by name.
-        copies: which of these holds copies of the model's own parts; their tables are looked up by the same columns.
-
-    Raises:
-        MethodError: the model has something of such a name already.
-    """
-    both = copied(module)
-    for name, new in added.items():
-        if hasattr(module, name):
-            raise MethodError(
-                "{module} has an attribute {name!r}, where this training method puts a part of its "
-                "own; rename it.",
-                module=type(module).__name__,
-                name=name,
-            )
-        setattr(both, name, new)
-    mark_added(both, list(added))
-    tables = declared(module).lookup
-    own = {name for name, _ in both.named_parameters() if copies}
-    if more := {f"{copies}.{n}": c for n, c in tables.items() if f"{copies}.{n}" in own}:
-        declare(both, lookup={**tables, **more})
-    return both
-
-
-def nested(values: Mapping[str, Tensor]) -> nn.Module:
-    """Return a module that does nothing but hold parameters of these values, under these names (dots are layers)."""
-    whole = nn.Module()
-    for name, value in values.items():
-        *path, leaf = name.split(".")
-        _owner(whole, path).register_parameter(leaf, nn.Parameter(value))
-    return whole
-
-
-def nested_parts(parts: Mapping[str, nn.Module]) -> nn.Module:
-    """Return a module that holds parts under these names (dots are layers)."""
-    whole = nn.Module()
-    for name, new in parts.items():
-        *path, leaf = name.split(".")
-        _owner(whole, path).add_module(leaf, new)
-    return whole
-
-
-def _owner(whole: nn.Module, path: Sequence[str]) -> nn.Module:
-    """Return the part of a module at a path; what is missing on it is made."""
-    for step in path:
-        if step not in whole._modules:
-            whole.add_module(step, nn.Module())
-        whole = whole.get_submodule(step)
-    return whole
-
-
-@contextmanager
-def drawn_for(module: nn.Module, purpose: str) -> Iterator[None]:
-    """Make new layers inside: their type is the model's, and the model's values name the stream of their own.
-
-    So the same model is extended the same way, whatever was drawn before, and other values give other layers.
-    """
-    before = torch.get_default_dtype()
-    kinds = [v.dtype for v in module.parameters() if v.is_floating_point()]
-    with DrawWatch(generator(int(digest(every_tensor(module))[:15], 16), purpose)):
-        torch.set_default_dtype(kinds[0] if kinds else before)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)

@@ -25,9 +25,9 @@ from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net, aliases
 from fedkeep.core.optim import sgd
 from fedkeep.core.params import CLIENT, Batch, Params, State, prefixed, under
+from fedkeep.methods.added_parts import extended, nested
 from fedkeep.methods.base import Method
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
-from fedkeep.methods.features import extended, nested
 from fedkeep.methods.hook_checks import check_count
 from fedkeep.methods.hook_declarations import reveals
 from fedkeep.methods.phase import Patterns, Phase, matching, telling

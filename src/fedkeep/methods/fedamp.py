@@ -22,10 +22,10 @@ from torch import Tensor
 from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, State, under
+from fedkeep.methods.added_parts import COPY, PREFIX, PulledCopy, copy_of, predict_copy, with_copy
 from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client, Finish, Finished, Sent
-from fedkeep.methods.copies import COPY, PREFIX, PulledCopy, copy_of, predict_copy, with_copy
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.hook_declarations import reveals, sends_to
 from fedkeep.methods.phase import Phase, telling

@@ -23,21 +23,11 @@ from torch import Tensor, nn
 from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net, aliases
 from fedkeep.core.params import CLIENT, Batch, Params, State, prefixed, under
+from fedkeep.methods.added_parts import drawn_for, extended
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE, TwoBranches
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
-from fedkeep.methods.features import (
-    Known,
-    as_received,
-    drawn_for,
-    extended,
-    features,
-    head,
-    part,
-    pooled,
-    pooled_features,
-    width,
-)
+from fedkeep.methods.features import Known, as_received, features, head, part, pooled, pooled_features, width
 from fedkeep.methods.hook_declarations import reveals
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server

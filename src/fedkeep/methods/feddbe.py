@@ -23,10 +23,11 @@ from fedkeep.core.declared import declare
 from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
+from fedkeep.methods.added_parts import extended
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
-from fedkeep.methods.features import Known, extended, features, head, pooled, width
+from fedkeep.methods.features import Known, features, head, pooled, width
 from fedkeep.methods.hook_declarations import reveals
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Global, Roster, Server

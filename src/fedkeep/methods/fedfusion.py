@@ -21,9 +21,10 @@ from fedkeep.core.errors import MethodError, check_choice
 from fedkeep.core.net import Net
 from fedkeep.core.optim import sgd
 from fedkeep.core.params import Batch, Params
+from fedkeep.methods.added_parts import drawn_for, extended
 from fedkeep.methods.base import Method
 from fedkeep.methods.client import Client
-from fedkeep.methods.features import Known, as_received, drawn_for, extended, features, head, width
+from fedkeep.methods.features import Known, as_received, features, head, width
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server, averaging
 from fedkeep.methods.terms import Around, Term, cross_entropy

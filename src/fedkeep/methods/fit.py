@@ -26,7 +26,7 @@ from fedkeep.core.heads import ADVICE, Head
 from fedkeep.core.net import Takes, every_tensor, logits_of
 from fedkeep.core.params import Batch
 from fedkeep.core.seeds import forked
-from fedkeep.methods.features import drawn_for
+from fedkeep.methods.added_parts import drawn_for
 from fedkeep.methods.hook_declarations import GRADIENTS, Declaring, revealed
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.terms import SquaredError

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, Batch, Params
+from fedkeep.methods.added_parts import drawn_for, extended
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.client import Client
-from fedkeep.methods.features import Known, drawn_for, extended, features, head, no_counts, pooled, width
+from fedkeep.methods.features import Known, features, head, no_counts, pooled, width
 from fedkeep.methods.fedrod import Count, NoCounts
 from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import Phase, telling

@@ -24,9 +24,10 @@ from fedkeep.core.heads import caught, found_head, is_convolution
 from fedkeep.core.net import Net, Takes
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Batch, Params, clone, misfit, prefixed, under
+from fedkeep.methods.added_parts import drawn_for
 from fedkeep.methods.base import Adapt, Method, forward
 from fedkeep.methods.client import Client
-from fedkeep.methods.features import Known, drawn_for, pooled_by, width
+from fedkeep.methods.features import Known, pooled_by, width
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import EarlyStopping, Phase, telling

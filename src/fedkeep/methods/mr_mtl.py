@@ -10,9 +10,9 @@ trained for itself: here there is one model a client, and it is trained once.
 
 from __future__ import annotations
 
+from fedkeep.methods.added_parts import COPY, PulledCopy, predict_copy, publish_own, with_copy
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client
-from fedkeep.methods.copies import COPY, PulledCopy, predict_copy, publish_own, with_copy
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server, averaging

@@ -18,9 +18,9 @@ from fedkeep.core.errors import MethodError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
+from fedkeep.methods.added_parts import COPY, OnCopy, copy_of, predict_copy, with_copy
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client
-from fedkeep.methods.copies import COPY, OnCopy, copy_of, predict_copy, with_copy
 from fedkeep.methods.hook_checks import check_count
 from fedkeep.methods.hook_declarations import reveals
 from fedkeep.methods.phase import Phase, telling

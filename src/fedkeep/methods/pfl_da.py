@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
+from fedkeep.methods.added_parts import PREFIX, copy_of, drawn_for, extended, with_copy
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.client import Client
-from fedkeep.methods.copies import PREFIX, copy_of, with_copy
-from fedkeep.methods.features import Known, drawn_for, extended, features, head, linear, pooled, width
+from fedkeep.methods.features import Known, features, head, linear, pooled, width
 from fedkeep.methods.labels import check_rows
 from fedkeep.methods.phase import Phase, telling
 from fedkeep.methods.server import Server

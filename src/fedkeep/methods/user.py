@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from fedkeep.core.copying import copied
 from fedkeep.core.errors import MethodError
 from fedkeep.core.heads import is_convolution
-from fedkeep.methods.features import drawn_for, linear_layers, no_counts, part, width
+from fedkeep.methods.added_parts import drawn_for
+from fedkeep.methods.features import linear_layers, no_counts, part, width
 
 VECTOR, BIAS, WEIGHT = "user", "user_bias", "user_weight"
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from fedkeep.audit.report import not_covered
-from fedkeep.core.grouping import by_key
+from fedkeep.core.records import by_key
 from fedkeep.report.blocks import Content, Section, Text
 from fedkeep.report.text_tables import Table
 

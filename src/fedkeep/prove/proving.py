@@ -47,9 +47,9 @@ from fedkeep.audit.canary_images import (
 )
 from fedkeep.audit.findings import BUFFER, HALVES, JOINT, NO_OPT_OUT, PROTOCOL, Allowed, made_up
 from fedkeep.core.errors import FedkeepError
-from fedkeep.core.grouping import by_key
 from fedkeep.core.modes import with_gradients
 from fedkeep.core.params import Params
+from fedkeep.core.records import by_key
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.splits import SPLITS
 from fedkeep.engines import Order

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.grouping import by_key
+from fedkeep.core.records import by_key
 from fedkeep.metrics.worth.best import standings
 from fedkeep.report import wording
 from fedkeep.report.blocks import Content, Section, Text

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedkeep.core.grouping import by_key
+from fedkeep.core.records import by_key
 from fedkeep.report.blocks import Block, Content, Section, Text
 from fedkeep.report.text_tables import Table
 

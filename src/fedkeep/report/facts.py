@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from fedkeep.core.grouping import by_key
+from fedkeep.core.records import by_key
 from fedkeep.report import wording
 from fedkeep.report.blocks import Block, Figure
 from fedkeep.report.charts import Grid

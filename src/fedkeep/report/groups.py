@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedkeep.core.describe import differences
-from fedkeep.core.grouping import by_key
-from fedkeep.core.records import Record
+from fedkeep.core.records import Record, by_key
 from fedkeep.report import wording
 from fedkeep.report.charts import LOOKS
 from fedkeep.report.runs import RunFiles

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 
-from fedkeep.core.grouping import by_key
+from fedkeep.core.records import by_key
 from fedkeep.metrics import CLASS_METRICS, ClientSummary, per_client
 from fedkeep.report import wording
 from fedkeep.report.blocks import Block, Card, Figure, Text

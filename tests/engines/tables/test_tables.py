@@ -20,7 +20,8 @@ from fedkeep.engines import Job, Stream, lanes, local_run
 from fedkeep.engines.client_step import train_client
 from fedkeep.engines.round import decode
 from fedkeep.engines.tables import lazy_rows
-from fedkeep.methods import EarlyStopping, copies
+from fedkeep.methods import EarlyStopping
+from fedkeep.methods.added_parts import OnCopy, with_copy
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.terms import cross_entropy, l2_penalty
 from fedkeep.privacy import GaussianNoise
@@ -305,7 +306,7 @@ def test_opted_out_examples_name_no_row() -> None:
     rule = methods.ditto(local=Phase(optimizer=sgd(0.5, momentum=0.5), batch_size=2)).on_client(
         tables="local"
     )
-    made = job(copies.with_copy(Words()), rule, data)
+    made = job(with_copy(Words()), rule, data)
     start = made.net.initial()
     own = rule.split.personal(start)
     result = train_client(made, rule.split.federated(start), own, 0, 0, 0.0)
@@ -327,8 +328,8 @@ def test_the_proximal_term_says_what_it_reads() -> None:
     assert not Proximal().reads_parameters
     assert Proximal().reads_received
     assert (cross_entropy() + Proximal()).reads_received
-    assert copies.OnCopy(term=cross_entropy() + Proximal()).reads_parameters
-    assert not copies.OnCopy(term=cross_entropy()).reads_parameters
+    assert OnCopy(term=cross_entropy() + Proximal()).reads_parameters
+    assert not OnCopy(term=cross_entropy()).reads_parameters
 
 
 @pytest.mark.parametrize("wrong", [[0, 3], [-1, 1], [1, 1]])

@@ -15,7 +15,7 @@ from fedkeep.data import Ragged
 from fedkeep.engines import Sequential, Vectorised
 from fedkeep.engines.tables import local_rows
 from fedkeep.kernels import native
-from fedkeep.methods.copies import with_copy
+from fedkeep.methods.added_parts import with_copy
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.terms import cross_entropy, l2_penalty, squared_error
 from fedkeep.models import TextClassifier

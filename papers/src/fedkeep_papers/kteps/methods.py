@@ -19,12 +19,12 @@ from fedkeep import methods
 from fedkeep.core.errors import MethodError, check_choice, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
+from fedkeep.methods.added_parts import COPY, PREFIX, copy_of, extended, publish_own
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import TwoBranches
 from fedkeep.methods.client import Client, Start, Started, Tables
-from fedkeep.methods.copies import COPY, PREFIX, copy_of, publish_own
 from fedkeep.methods.dependence import MIXTURE, SINGLE, hsic
-from fedkeep.methods.features import Known, extended, features
+from fedkeep.methods.features import Known, features
 from fedkeep.methods.fedfusion import AddFusion, Operator, fused
 from fedkeep.methods.kteps import DEFAULT, Plateau, PredictBranches, knowledge_transfer
 from fedkeep.methods.pfl_da import mixture_and_general

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
-from fedkeep.core.grouping import by_key
+from fedkeep.core.records import by_key
 from fedkeep.data.preparation.contract import STRICT, ColumnSummary, difference
 from fedkeep.data.preparation.feature_columns import FeatureSummary, TargetsSummary, TargetSummary
 from fedkeep.data.preparation.label_columns import LabelSummary

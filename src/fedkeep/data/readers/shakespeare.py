@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.core.errors import DataError, check_range
-from fedkeep.core.grouping import by_key
+from fedkeep.core.records import by_key
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.readers.opened_files import inside, lines, sha256
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedkeep.core.errors import MethodError, NonFiniteError
-from fedkeep.core.grouping import by_key
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params, is_state, nbytes, row, to
+from fedkeep.core.records import by_key
 from fedkeep.core.seeds import stream
 from fedkeep.data import Ragged
 from fedkeep.engines.batches import Stream, batches, load_batch
