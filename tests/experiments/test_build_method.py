@@ -13,7 +13,7 @@ from fedkeep import Phase, averaging, methods, models
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.optim import adam, sgd
 from fedkeep.experiments.build import LossConfig, build_loss, build_method, build_model
-from fedkeep.experiments.config import AdaptConfig, MethodConfig, builtin_config, parse_config
+from fedkeep.experiments.config import MethodConfig, builtin_config, parse_config
 from fedkeep.methods import EarlyStopping, terms
 from fedkeep.methods.augment import Augmented
 from fedkeep.privacy import GaussianNoise
@@ -110,7 +110,7 @@ def test_methods_that_cannot_be_made(table: dict[str, Any], message: str) -> Non
 
 
 def adapting(kind: str, table: dict[str, Any]) -> tuple[Phase, ...]:
-    return build_method(MethodConfig(kind=kind, adapt=AdaptConfig.model_validate(table))).adapt.phases
+    return build_method(MethodConfig.model_validate({"kind": kind, "adapt": table})).adapt.phases
 
 
 def test_adaptation_of_several_phases() -> None:

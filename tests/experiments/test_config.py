@@ -110,6 +110,12 @@ def test_all_faults_are_named_at_once() -> None:
             "1",
             "method.adapt.optimizer.rat: unknown key. Did you mean method.adapt.optimizer.rates?",
         ),
+        ("method.adapt.epochs", "-1", "method.adapt.epochs must be at least 0; got -1."),
+        (
+            "method.adapt.clip_over",
+            '"all"',
+            "method.adapt.clip_over: unknown key. Did you mean method.adapt.clip_norm?",
+        ),
     ],
 )
 def test_values_that_do_not_fit(key: str, value: str, message: str) -> None:

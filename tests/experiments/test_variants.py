@@ -6,8 +6,9 @@ import pytest
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.build import build_data, build_method
-from fedkeep.experiments.config import AdaptConfig, Config, parse_config
+from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.variants import Variant, fitted, with_method
+from fedkeep.methods import Phase
 from fedkeep.privacy import DifferentialPrivacy
 
 TEXT = """
@@ -62,7 +63,7 @@ def test_the_configurations_own_method_keeps_its_options(config: Config) -> None
 
 def test_how_the_configurations_method_adapts_is_its_own(config: Config) -> None:
     config = parse_config(TEXT.replace("[run]", "[method.adapt]\nepochs = 9\n[run]"))
-    assert with_method(config, "furl").method.adapt == AdaptConfig(epochs=9)
+    assert with_method(config, "furl").method.adapt == Phase(epochs=9)
     assert with_method(config, "fedavg").method.adapt is None
     phase = build_method(with_method(config, "fine_tuned").method).adapt.phases[0]
     assert (phase.batch_size, phase.optimizer.learning_rate) == (7, 0.3)

@@ -30,7 +30,15 @@ from fedkeep.engines import Engine
 from fedkeep.engines.rehearsal import fit
 from fedkeep.experiments.ahead import Ahead, ahead
 from fedkeep.experiments.analyses import add_ranking
-from fedkeep.experiments.config import AUTO, Config, LossConfig, MethodConfig, ReduceConfig, parse_config
+from fedkeep.experiments.config import (
+    ADAPTING,
+    AUTO,
+    Config,
+    LossConfig,
+    MethodConfig,
+    ReduceConfig,
+    parse_config,
+)
 from fedkeep.experiments.config_tables import check_options
 from fedkeep.experiments.continuing import Before, Origin, encoding_in
 from fedkeep.experiments.personalize import add_curve, check_task
@@ -371,8 +379,12 @@ def build_method(config: MethodConfig) -> Method:
         method = securely(method, config.secure)
     if config.adapt is None:
         return method
-    adapting = method.adapt.phases or (Phase(loss=loss, trains="private", examples="all"),)
-    return method.adapting(phases=tuple(config.adapt.applied(phase) for phase in adapting))
+    phases = method.adapt.phases or (Phase(loss=loss, trains="private", examples="all"),)
+    said = {name: getattr(config.adapt, name) for name in ADAPTING}
+    stops = config.adapt.early_stopping
+    return method.adapting(
+        phases=tuple(p.but(**said | {"early_stopping": stops or p.early_stopping}) for p in phases)
+    )
 
 
 def _reducing(method: Method, config: ReduceConfig) -> Method:

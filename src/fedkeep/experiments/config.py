@@ -27,8 +27,7 @@ from fedkeep.experiments.plugins import builtin_text
 from fedkeep.experiments.recommending import Ranking
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
-from fedkeep.methods import EarlyStopping, Phase, SecureSums
-from fedkeep.methods.phase import UsualSize
+from fedkeep.methods import Phase, SecureSums
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.tasks import KINDS
@@ -102,32 +101,8 @@ class ModelConfig(Open):
     word_vectors_scale: float | None = Field(None, gt=0, allow_inf_nan=False)
 
 
-class AdaptConfig(Strict):
-    """How a client adapts: each phase of it (a new client's private part; the steps of a mixture of experts).
-
-    Attributes:
-        epochs: passes over the client's examples.
-        batch_size: examples in a mini-batch.
-        clip_norm: the bound of a gradient's L2 norm; None: gradients stay as they are.
-    """
-
-    optimizer: Annotated[Optimizer, Table()] = Optimizer()
-    epochs: int = Field(10, ge=0)
-    batch_size: int = Field(UsualSize(32), ge=1)
-    clip_norm: float | None = Field(None, gt=0)
-    early_stopping: Annotated[EarlyStopping, Table()] | None = None
-
-    def applied(self, phase: Phase) -> Phase:
-        """Return a phase with these settings; early stopping stays as the method says where none is given."""
-        return replace(
-            phase,
-            optimizer=self.optimizer,
-            epochs=self.epochs,
-            steps=None,
-            batch_size=self.batch_size,
-            clip_norm=self.clip_norm,
-            early_stopping=self.early_stopping or phase.early_stopping,
-        )
+ADAPTING = ("optimizer", "epochs", "batch_size", "clip_norm", "early_stopping")
+"""What the table ``method.adapt`` says of a phase of adaptation; the rest is the method's."""
 
 
 class ReduceConfig(Open):
@@ -181,7 +156,8 @@ class LossConfig(Strict):
 class MethodConfig(Open):
     """The method; further keys are its options.
 
-    ``loss``, ``optimizer``, ``server_optimizer``, ``adapt``, ``reduce`` and ``secure`` are tables. Without ``optimizer``
+    ``loss``, ``optimizer``, ``server_optimizer``, ``adapt``, ``reduce`` and ``secure`` are tables; ``adapt`` says how a
+    client adapts, in each phase of it (a new client's private part; the steps of a mixture of experts), 10 epochs long. Without ``optimizer``
     and ``batch_size`` those are taken that are usual for the model (``methods.usual.USUAL``), unless the method has its own.
 
     Attributes:
@@ -195,7 +171,7 @@ class MethodConfig(Open):
     loss: LossConfig = LossConfig()
     optimizer: Annotated[Optimizer, Table()] | None = None
     server_optimizer: Annotated[Optimizer, Table({"learning_rate": 1.0})] | None = None
-    adapt: AdaptConfig | None = None
+    adapt: Annotated[Phase, Table({"epochs": 10}, ADAPTING)] | None = None
     reduce: ReduceConfig | None = None
     secure: Annotated[SecureSums, Table()] | None = None
     upload_noise: Rate = 0.0

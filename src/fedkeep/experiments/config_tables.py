@@ -11,8 +11,9 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cache, partial
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
+from functools import cache, partial, reduce
+from operator import or_
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -51,14 +52,16 @@ class Table:
 
     Attributes:
         usual: defaults that differ from the class's own.
+        keys: the fields that a table may name, the others keep their defaults; none: all of them.
     """
 
     usual: Mapping[str, Any] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
 
     def __get_pydantic_core_schema__(self, kind: type[Any], handler: object) -> core_schema.CoreSchema:
         """Return how pydantic checks and writes out the field."""
         return core_schema.no_info_plain_validator_function(
-            partial(_made, kind, self.usual),
+            partial(_made, kind, self.usual, self.keys),
             serialization=core_schema.plain_serializer_function_ser_schema(self._written, info_arg=True),
         )
 
@@ -68,10 +71,11 @@ class Table:
         Where what is unset is left out a rate that was named stays, though it is the usual one.
         """
         how = "unset" if info.exclude_unset else "equal" if info.exclude_defaults else "none"
-        return _table(made, how, self.usual)
+        written = _table(made, how, self.usual)
+        return {name: value for name, value in written.items() if name in (self.keys or written)}
 
 
-def _made(kind: Any, usual: Mapping[str, Any], content: Any) -> Any:
+def _made(kind: Any, usual: Mapping[str, Any], keys: tuple[str, ...], content: Any) -> Any:
     if isinstance(content, kind):
         return content
     if not isinstance(content, Mapping):
@@ -82,7 +86,8 @@ def _made(kind: Any, usual: Mapping[str, Any], content: Any) -> Any:
             table[name] = _pairs(name, table[name])
     try:
         # TOML's values are JSON's but for dates, which stand nowhere; in JSON lists are tuples, and tables dataclasses.
-        return _adapter(kind).validate_json(json.dumps(table, default=repr), strict=True)
+        given = _adapter(kind, keys).validate_json(json.dumps(table, default=repr), strict=True)
+        return kind(**vars(given))
     except FedkeepError as error:  # the class's own check
         said = {"said": str(error), "names": [f.name for f in fields(kind)]}
         raise PydanticCustomError("own_check", "{said}", said) from error
@@ -98,8 +103,23 @@ def _pairs(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind | None, config=STRICT)  # pydantic refuses a config for a dataclass alone
+def _adapter(kind: Any, keys: tuple[str, ...]) -> TypeAdapter[Any]:
+    """Return what checks the arguments of a dataclass; one among them is made of its table, and checks itself."""
+    hints = get_type_hints(kind, include_extras=True)
+    arguments = [
+        (one.name, _tabled(hints[one.name]), field(default=one.default, default_factory=one.default_factory))
+        for one in fields(kind)
+        if one.init and one.name in (keys or hints)
+    ]
+    given: Any = make_dataclass(kind.__name__, arguments, kw_only=True)
+    return TypeAdapter(given | None, config=STRICT)  # pydantic refuses a config for a dataclass alone
+
+
+def _tabled(hint: Any) -> Any:
+    """Return a type in which every dataclass is made of a table."""
+    if get_origin(hint) in (Union, UnionType):
+        return reduce(or_, map(_tabled, get_args(hint)))
+    return Annotated[hint, Table()] if is_dataclass(hint) else hint
 
 
 def _may_be_pairs(hint: Any) -> bool:
@@ -388,8 +408,7 @@ def _deeper(key: str, kind: Any, place: str = "") -> list[str]:
     """Return the full names of keys of this name, or of its meaning, in the tables of a class, and in theirs."""
     key = MEANT.get(key, key)
     found = [key] * (not place and key in _fields(kind))
-    for name, hint in _fields(kind).items():
-        inner = _class_in(hint)
+    for name, inner in _fields(kind).items():
         here = f"{place}.{name}" if place else name
         found += [f"{here}.{key}"] * (key in _fields(inner)) + _deeper(key, inner, here)
     return sorted(found, key=lambda name: name.count("."))
@@ -398,20 +417,19 @@ def _deeper(key: str, kind: Any, place: str = "") -> list[str]:
 def _known(place: Sequence[str], kind: Any) -> list[str]:
     """Return the keys of the table at a place of a class."""
     for part in place:
-        kind = _class_in(_fields(kind).get(part))
+        kind = _fields(kind).get(part)
     return list(_fields(kind))
 
 
 def _fields(kind: Any) -> dict[str, Any]:
+    """Return the keys of the table that makes a value of a type, each with its type; none where no table does."""
+    if get_origin(kind) is Annotated:
+        inner, *marks = get_args(kind)
+        found = _fields(inner)
+        keys = [key for mark in marks if isinstance(mark, Table) for key in mark.keys]
+        return {name: found[name] for name in keys or found}
+    if get_origin(kind) in (Union, UnionType):
+        return next(filter(None, map(_fields, get_args(kind))), {})
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return {name: one.annotation for name, one in kind.model_fields.items()}
+        return {name: one.rebuild_annotation() for name, one in kind.model_fields.items()}
     return {f.name: get_type_hints(kind)[f.name] for f in fields(kind)} if is_dataclass(kind) else {}
-
-
-def _class_in(hint: Any) -> Any:
-    """Return the class of tables among the types that a field may be of."""
-    while get_origin(hint) is Annotated:
-        hint = get_args(hint)[0]
-    if get_origin(hint) in (Union, UnionType):
-        return next((c for c in map(_class_in, get_args(hint)) if _fields(c)), None)
-    return hint
