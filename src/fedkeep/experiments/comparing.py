@@ -34,6 +34,7 @@ from fedkeep.core.sealed import check_format
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.cells import CLASS, ID
 from fedkeep.data.readers.load_table import load_table
+from fedkeep.experiments.adapting import share_adapted
 from fedkeep.experiments.ahead import Ahead
 from fedkeep.experiments.analyses import add_ranking
 from fedkeep.experiments.build import ahead_of, build_data, run_config, simulation_of
@@ -122,7 +123,8 @@ class Cell(WrittenJob):
         if not self.begun:
             return None
         info = read_info(self.folder)
-        return Stand("rounds", read_commit(self.folder, info).round, info["rounds"])
+        done = round(read_commit(self.folder, info).round + share_adapted(self.folder), 2)
+        return Stand("rounds", done, info["rounds"])
 
     @property
     def share(self) -> float:

@@ -32,6 +32,7 @@ from fedkeep.engines import (
 )
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.first_values import declared
+from fedkeep.experiments.adapting import forget_adapting
 from fedkeep.experiments.conductor import Conductor, checkpoint
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run_directory import failure_noted
@@ -171,6 +172,7 @@ class Drive:
                 run.examples,
                 best=0 if run.chosen is None else run.chosen.round,
             )
+            forget_adapting(run.directory.folder)
         self.device.committed()
 
     def _measured(self, report: RoundReport) -> list[Record]:

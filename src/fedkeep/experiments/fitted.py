@@ -14,8 +14,8 @@ from pathlib import Path
 
 from safetensors.torch import save
 
-from fedkeep.core.errors import RunError, raising, warn
-from fedkeep.core.files import PRIVATE_FILE, load_verified, private_folder, write_of_run
+from fedkeep.core.errors import RunError, warn
+from fedkeep.core.files import PRIVATE_FILE, load_verified, private_folder, whole_or_error, write_of_run
 from fedkeep.core.params import Params
 from fedkeep.core.run_files import read_info
 from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
@@ -39,7 +39,7 @@ def write_fitted(folder: Path, round: int, fitted: Mapping[str, Params]) -> None
     with locked(folder):
         known = _known(folder, str(run), round)
         part = folder / FOLDER
-        with raising(RunError, "Cannot make the folder {part}: {why}.", OSError, part=part):
+        with whole_or_error(part):
             private_folder(part)
         for client, values in fitted.items():
             content = save({n: v.detach().cpu().contiguous().clone() for n, v in values.items()})

@@ -38,11 +38,13 @@ from fedkeep.engines import (
     first_default,
     job_of,
 )
+from fedkeep.engines.adapt import one_by_one
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.lanes import made_of_all
 from fedkeep.engines.rehearsal import fit, model_warnings, told_head
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.workers import workers as processes
+from fedkeep.experiments.adapting import kept_in
 from fedkeep.experiments.conductor import (
     Conductor,
     Members,
@@ -471,7 +473,11 @@ class Simulation:
         for text in (*label_warnings(self.data), *said):
             warn(text)
         policy = settings.on_nonfinite
-        device = LocalDevice(job, self.engine, leaves="examples", judges="all", ledger=conductor.versions)
+        folder = None if conductor.directory is None else conductor.directory.folder
+        fits = one_by_one if folder is None else kept_in(folder)
+        device = LocalDevice(
+            job, self.engine, leaves="examples", judges="all", fits=fits, ledger=conductor.versions
+        )
         drive = Drive(
             conductor,
             device,
