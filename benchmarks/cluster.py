@@ -4,7 +4,8 @@
 
 Eight methods with each seed on generated data, 30 rounds each: once in two processes here, then by a Slurm of this one machine
 (``slurmctld``, ``slurmd`` and ``munged`` of its own, in a folder; Debian's slurm-wlm and munge, as root), and by a Ray head with two
-nodes on this machine. Meanwhile processes of jobs are killed, and fewer kills than asked for are an error. Digests are of all records but times, and of the server's and
+nodes on this machine. Meanwhile processes of jobs are killed, and fewer kills than asked for are an error; then once more where none is killed, for the
+overhead a run, two runs at a time. Digests are of all records but times, and of the server's and
 every client's values. ``spread`` is each run by itself, its clients in Ray's tasks, of which some are killed. ``paced`` is a
 run of clients of about 50 ms, whose rounds are timed: one after the other, in two processes here, and in two of Ray's, in turn; and, see
 ``benchmarks.cluster_rounds``, by a plain loop and in Flower's simulation. ``results/cluster.json`` says how many runs are equal,
@@ -334,6 +335,11 @@ def main() -> None:
                 (home / name).mkdir()
                 given = (home / name, args.seeds, args.kills, here)
                 row = spread(*given) if name == "spread" else measured(name, *given)
+                if name != "spread":
+                    (home / f"{name}-alone").mkdir()
+                    alone = measured(name, home / f"{name}-alone", args.seeds, 0, here)
+                    row["seconds a run, none killed"] = alone["seconds a run"]
+                    row["overhead a run, seconds"] = alone["seconds a run"] - rows["here"]["seconds a run"]
             rows[name] = {**row, "commit": commit()}
             found = {"methods": METHODS, "seeds": args.seeds, "places": list(rows.values())}
             write("cluster", found, folder=args.out)
