@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -32,12 +32,17 @@ class TensorFile:
         self._file, self._end = made, 0
         weakref.finalize(self, made.close)
 
+    def room(self, like: Tensor, kind: torch.dtype) -> Filed:
+        """Return where a tensor of a shape and type will lie, behind the others; nothing is written."""
+        start, form = self._end, torch.empty(like.shape, dtype=kind, device="meta")
+        self._end += form.nbytes
+        return Filed(self, start, form)
+
     def put(self, value: Tensor) -> Filed:
         """Write a tensor behind the others, and return where it lies."""
-        start, value = self._end, value.contiguous()
-        self.write(start, value)
-        self._end += value.nbytes
-        return Filed(self, start, value.to("meta"))
+        found = self.room(value, value.dtype)
+        self.write(found.start, value.contiguous())
+        return found
 
     def write(self, start: int, value: Tensor) -> None:
         """Write a contiguous tensor's numbers at a place."""
@@ -79,21 +84,23 @@ class Filed:
 
     def pieces(self) -> Iterator[Tensor]:
         """Yield its numbers in the order of ``kernels.values.pieces``, each piece (numbers,)."""
-        for _, piece in self._pieces():
-            yield piece
-
-    def add_(self, other: Tensor) -> None:
-        """Add a tensor of the same shape, in place."""
-        for (start, piece), (more,) in zip(self._pieces(), pieces(other.contiguous()), strict=True):
-            self.file.write(start, piece.add_(more.reshape(-1)))
-
-    def _pieces(self) -> Iterator[tuple[int, Tensor]]:
         start = self.start
         for (form,) in pieces(self.form):
             piece = torch.empty(form.numel(), dtype=form.dtype)
             self.file.read(start, piece)
-            yield start, piece
+            yield piece
             start += piece.nbytes
+
+    def fill(self, made: Iterable[Tensor]) -> None:
+        """Write all numbers, given by pieces in the order of ``pieces``, each (numbers,)."""
+        start = self.start
+        for piece in made:
+            self.file.write(start, piece)
+            start += piece.nbytes
+
+    def add_(self, other: Iterable[Tensor]) -> None:
+        """Add a tensor of the same shape and type, given by its pieces, in place."""
+        self.fill(piece.add_(more) for piece, more in zip(self.pieces(), other, strict=True))
 
 
 def _bytes(value: Tensor) -> memoryview:

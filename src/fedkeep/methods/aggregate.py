@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from fedkeep.split import Upload
 BLOCK = 16
 """Clients of a block: uploads are summed within blocks of neighbours in the order of ids, and blocks in their order."""
 LARGE = 16 << 20
-"""Bytes of parameters above which a round's memory counts: the sum of all then lies in a file while a block is summed."""
+"""Bytes of parameters above which a round's memory counts: sums then lie in files, and pieces of them in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +59,7 @@ class RunningMean:
     that they lose no digits of many clients and neither the order in which uploads come in nor who summed which block
     changes a bit. Integer tensors (counters) are taken from the first upload.
 
-    Of a large model the server holds three times the parameters at most: an upload, and its block's sum, which takes
-    twice as much. The sum of all is touched once in a block, and lies in a temporary file meanwhile.
+    Of a large model the server holds an upload; sums, which take twice as much, lie in temporary files.
 
     A table of which clients hold different rows (KTEPS §4.2, Remark 3) is averaged row by row: a client that lacks a
     row counts with no change, or not at all (``"owners_only"``).
@@ -110,7 +110,6 @@ class RunningMean:
             return
         number, place = divmod(self.places[client], BLOCK)
         if number not in self._blocks:
-            self._total.rest()
             self._blocks[number] = Block(self.empty(), min(BLOCK, len(self.places) - number * BLOCK))
         self._blocks[number].settle(place, one)
         self._fold_complete()
@@ -225,14 +224,15 @@ class Sums:
     Args:
         start: what uploads are changes of, by name.
         owners_only: whether the weights of those who hold a row are summed row by row.
-        large: whether memory counts more than steps: no upload is held, and ``rest`` does something.
+        large: whether memory counts more than steps: no upload is held, and sums on the CPU lie in a file.
     """
 
     def __init__(self, start: Params, *, owners_only: bool, large: bool = False) -> None:
         self.start, self.owners_only, self.large = start, owners_only, large
         self.weight, self.count = 0.0, 0
         self._sums: Params = {}
-        self._filed: dict[str, Filed] = {}  # sums that rest in a file
+        self._filed: dict[str, Filed] = {}  # sums that lie in a file
+        self._file: TensorFile | None = None  # theirs
         self._rows: dict[str, RowSums] = {}
         self._held: Params = {}
         self._first: dict[
@@ -261,6 +261,9 @@ class Sums:
             else:
                 if name in self._held:
                     self._held[name] += weight
+                if self.large and start.is_cpu:
+                    self._add_to_file(name, delta, weight, factors.get(name))
+                    continue
                 if factors and name in factors:
                     if delta.numel() > PIECE:
                         for part, change in pieces(self.whole(name), delta):
@@ -269,7 +272,7 @@ class Sums:
                     delta = scaled(delta, factors[name])
                 if name in self._first:
                     more[name] = None, delta, weight, *self._first.pop(name)
-                elif name in self._sums or name in self._rows or name in self._filed:
+                elif self._is_whole(name) or name in self._rows:
                     more[name] = self.whole(name), delta, weight, None, 0.0
                 elif self.large:
                     more[name] = None, delta, weight, None, 0.0
@@ -278,6 +281,32 @@ class Sums:
         self._sums.update(zip(more, fold(more.values()), strict=True))
         self.weight += weight
         self.count += 1
+
+    def _add_to_file(self, name: str, delta: Tensor, weight: float, factor: float | None) -> None:
+        """Add a change, some times a factor first, to a sum that lies in a file, piece by piece."""
+        changes = parts_of(delta)
+        if factor is not None:
+            changes = (scaled(change, factor) for change in changes)
+        if self._is_whole(name) or name in self._rows:
+            parts: Iterable[Tensor | None] = self._in_file(name).pieces()
+        else:
+            self._filed[name], parts = self._room(name), repeat(None)
+        self._filed[name].fill(
+            fold([(part, change, weight, None, 0.0)])[0] for part, change in zip(parts, changes, strict=False)
+        )
+
+    def _in_file(self, name: str) -> Filed:
+        """Return a sum that lies in a file from now on; zeros where nobody sent it."""
+        if name not in self._filed:
+            found = self._room(name)
+            found.fill(parts_of(self.whole(name)))
+            self._filed[name] = found
+            del self._sums[name]
+        return self._filed[name]
+
+    def _room(self, name: str) -> Filed:
+        self._file = self._file or TensorFile()
+        return self._file.room(self.start[name], exact(self.start[name]))
 
     def merge(self, other: Sums) -> Sums:
         """Return both together, in place of this, whose clients come first; one that is empty changes nothing."""
@@ -295,26 +324,13 @@ class Sums:
                 few = other._rows[name]
                 for (some,) in by_rows(few.rows(), like=start):
                     self._sum_rows(name, start, some, few.values(some), 1.0)
+            elif name in other._filed:
+                self._in_file(name).add_(other._filed[name].pieces())
             elif other._is_whole(name):
-                (self._filed.get(name) or self.whole(name)).add_(other.whole(name))
+                self.whole(name).add_(other.whole(name))
         self.weight += other.weight
         self.count += other.count
         return self
-
-    def rest(self) -> None:
-        """Let the sums of large models lie in a file until they are needed.
-
-        Raises:
-            RunError: the disk is full, say; the sums are as they were.
-        """
-        if not self.large:
-            return
-        file = next((filed.file for filed in self._filed.values()), None)
-        for name, total in list(self._sums.items()):
-            if total.is_cpu and total.is_floating_point():
-                file = file or TensorFile()
-                self._filed[name] = file.put(total)
-                del self._sums[name]
 
     def _is_whole(self, name: str) -> bool:
         """Whether there is a sum of all rows, not of some."""
@@ -434,11 +450,6 @@ class SumsByGroup(Sums):
             self.by_group[number] = self._of(number).merge(sums)
         return self
 
-    def rest(self) -> None:
-        """Let the sums of large models lie in files."""
-        for sums in self.by_group.values():
-            sums.rest()
-
     def mean(self) -> Reduced:
         """Return the changes of group 0, and as state ``K/NAME`` those of group K; a group of no weight has none."""
         found = {k: sums.mean() for k, sums in sorted(self.by_group.items()) if sums.weight > 0}
@@ -482,6 +493,11 @@ class RowSums:
     def values(self, rows: Tensor | None = None) -> Tensor:
         """Return the sums, (rows, *shape), of some of the rows, or of all in the order of ``rows``."""
         return self.sums[self.place[self.rows() if rows is None else rows]]
+
+
+def parts_of(value: Tensor) -> Iterator[Tensor]:
+    """Yield a tensor's numbers in the order of ``pieces``, each piece (numbers,)."""
+    yield from (piece.reshape(-1) for (piece,) in pieces(value.contiguous()))
 
 
 def by_rows(rows: Tensor, *others: Tensor, like: Tensor | None = None) -> Iterator[tuple[Tensor, ...]]:
