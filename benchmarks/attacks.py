@@ -29,7 +29,7 @@ from fedkeep.experiments.attack_measures import against
 from fedkeep.experiments.attack_scenes import STEP, AttackScene, multiplier
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config, parse_config
-from fedkeep.report.attacks import TITLES, Finding, plain, sentences, table
+from fedkeep.report.attacks import TITLES, AttackFinding, plain, sentences, table
 from fedkeep.report.text_tables import to_markdown
 
 TEXT = 'data = { reader = "many_user_text", users = %d, examples = 40, classes = 6, seed = 0 }\n'
@@ -159,7 +159,7 @@ def seen_through_noise(size: int, multiplier: float) -> float:
     return float((1 + (size - 1) * multiplier**2) ** -0.5)
 
 
-def check(found: list[Finding], local: dict[str, Any]) -> None:
+def check(found: list[AttackFinding], local: dict[str, Any]) -> None:
     """Raise AssertionError unless the claims hold."""
     by = {(f.measure, f.protection): f for f in found}
     alone = "named right by the private part alone"
@@ -190,7 +190,7 @@ def page(cells: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     lines = ["# What keeping parameters home is worth against attackers, and what it is not\n", INTRODUCTION]
     for name, cell in cells.items():
-        found = [Finding(**drop(f)) for f in cell["findings"]]
+        found = [AttackFinding(**drop(f)) for f in cell["findings"]]
         lines.append(f"## {name}\n")
         lines += [f"- {line}" for line in (*cell["settings"], *attacked_on(cell["processors"]))]
         for title, said in zip(("Worth", "Not worth"), sentences(found), strict=True):
@@ -241,7 +241,7 @@ def main() -> None:
             print(cells[name]["local_steps"], flush=True)
         write("attacks", {"attacked": cells}, page(cells))
         if name == "furl":
-            check([Finding(**drop(f)) for f in cells[name]["findings"]], cells[name]["local_steps"])
+            check([AttackFinding(**drop(f)) for f in cells[name]["findings"]], cells[name]["local_steps"])
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from fedkeep.privacy import Adaptive, DifferentialPrivacy
 from fedkeep.report.blocks import Figure
 from fedkeep.report.charts import Curve, Legend, Lines, point_of
 from fedkeep.report.drawing import write_figure
-from fedkeep.report.text_tables import Table, mean_std, to_markdown
+from fedkeep.report.text_tables import TextTable, mean_std, to_markdown
 
 EPSILONS = (math.inf, 8.0, 4.0, 1.0)
 CLIP = 0.3
@@ -193,7 +193,7 @@ def measured(cell: Cell, data: FederatedData, folder: Path | None) -> dict[str, 
 
 
 @cache
-def needed() -> Table:
+def needed() -> TextTable:
     """Return the noise that ε takes, by clients and expected cohort; a quarter of a minute."""
     rows, rounds = [], SCENES["zulip"].rounds
     for people, share in itertools.product((100, 400, 624, 10_000), (0.2, 1.0)):
@@ -203,7 +203,7 @@ def needed() -> Table:
         rows.append((f"{people:,}", f"{cohort:,}", *words, f"{noise[4.0] / cohort:.4f}"))
     heads = ("clients", "in a round", *(f"ε = {e}" for e in (8, 4, 1)), "of the mean, ε = 4")
     note = f"{rounds} rounds; noise of a sum, in clipping bounds. Last column: the same for each number of the mean."
-    return Table(heads, tuple(rows), "Noise that ε takes", note)
+    return TextTable(heads, tuple(rows), "Noise that ε takes", note)
 
 
 def counted(data: FederatedData) -> float:
@@ -242,7 +242,7 @@ def written(found: dict[str, Any]) -> None:
         references.append((float(np.mean(counts)), "counts alone"))
         heads = tuple("no noise" if math.isinf(e) else f"ε = {e:g}" for e in EPSILONS)
         note = f"{scene.rounds} rounds, {scene.cohort} clients in each on average, Poisson; clipping adapts."
-        lines.append(to_markdown(Table(("method", *heads), tuple(rows), scene.title, note), 2))
+        lines.append(to_markdown(TextTable(("method", *heads), tuple(rows), scene.title, note), 2))
         at = {m: _values(found["cells"], f"{name}/{m}/4/") for m in scene.methods if m != "FedAvg"}
         base = _values(found["cells"], f"{name}/FedAvg/4/")
         worth = [f"{m} {100 * float(np.mean(v) - np.mean(base)):+.1f}" for m, v in at.items() if v and base]

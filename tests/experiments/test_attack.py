@@ -19,7 +19,7 @@ from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.simulate import simulate
 from fedkeep.metrics.worth import Interval
 from fedkeep.privacy import Release, epsilon
-from fedkeep.report.attacks import Finding
+from fedkeep.report.attacks import AttackFinding
 from tests.refusals import raises
 
 TEXT = """
@@ -51,7 +51,7 @@ FEW = AttackRequest(attacks=("who", "label", "trait", "words", "predictions", "u
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[tuple[str, str, str], Finding]:
+def found() -> dict[tuple[str, str, str], AttackFinding]:
     result = attack(parse_config(TEXT), FEW)
     assert [line.split(":")[0] for line in result.settings] == ["dp ε=2", "secure"]
     return {(f.attack, f.measure, f.protection): f for f in result.findings}
@@ -59,7 +59,7 @@ def found() -> dict[tuple[str, str, str], Finding]:
 
 @pytest.mark.slow
 def test_the_private_part_names_nobody_with_the_split_and_names_clients_without(
-    found: dict[tuple[str, str, str], Finding],
+    found: dict[tuple[str, str, str], AttackFinding],
 ) -> None:
     measure = "named right by the private part alone"
     plain, split = (found["Who is she", measure, name] for name in ("plain", "split"))
@@ -70,7 +70,7 @@ def test_the_private_part_names_nobody_with_the_split_and_names_clients_without(
 
 
 def test_one_upload_gives_the_vector_to_the_server_and_not_to_those_who_see_a_noisy_sum(
-    found: dict[tuple[str, str, str], Finding],
+    found: dict[tuple[str, str, str], AttackFinding],
 ) -> None:
     title, step, whole = (
         "The private vector from one upload",
@@ -85,7 +85,7 @@ def test_one_upload_gives_the_vector_to_the_server_and_not_to_those_who_see_a_no
     assert found[title, step, "plain"].note == "everybody shares one vector, which is federated."
 
 
-def test_words_are_exact_in_a_bare_upload_alone(found: dict[tuple[str, str, str], Finding]) -> None:
+def test_words_are_exact_in_a_bare_upload_alone(found: dict[tuple[str, str, str], AttackFinding]) -> None:
     one = {
         name: found["Which words", "F1, one step on 4 texts", name]
         for name in ("plain", "split", "dp ε=2", "secure")
@@ -107,14 +107,14 @@ def test_words_of_a_bag_are_read_too() -> None:
     assert {f.value for f in found if f.protection == "split"} == {1.0}
 
 
-def test_predictions_are_protected_by_nothing(found: dict[tuple[str, str, str], Finding]) -> None:
+def test_predictions_are_protected_by_nothing(found: dict[tuple[str, str, str], AttackFinding]) -> None:
     title = "The private vector from predictions"
     assert found[title, "cosine with her vector", "split"].low > 0.5  # type: ignore[operator]
     measure = "predicts as she does, on unseen inputs"
     assert found[title, measure, "dp ε=2"].note == "nothing protects predictions; see split."
 
 
-def test_what_does_not_apply_says_so(found: dict[tuple[str, str, str], Finding]) -> None:
+def test_what_does_not_apply_says_so(found: dict[tuple[str, str, str], AttackFinding]) -> None:
     for key in (
         ("Who is she", "named right", "secure"),
         ("Which class, by a linear classifier", "most frequent class right", "secure"),
@@ -156,7 +156,7 @@ engine = "vectorised"
 SHADOWS = AttackRequest(attacks=("membership",), epsilons=(), shadows=4, clients=4)
 
 
-def members(config: Config, data: FederatedData) -> dict[str, Finding]:
+def members(config: Config, data: FederatedData) -> dict[str, AttackFinding]:
     run = simulate(
         build_model(config, data), build_method(config.method), data, rounds=5, cohort=6, engine="vectorised"
     )

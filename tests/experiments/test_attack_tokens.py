@@ -14,7 +14,7 @@ from fedkeep import attacks
 from fedkeep.data import FederatedData, next_tokens
 from fedkeep.experiments.attack import AttackRequest, attack
 from fedkeep.experiments.config import Config, parse_config
-from fedkeep.report.attacks import Finding
+from fedkeep.report.attacks import AttackFinding
 
 WORDS, LENGTH, EXAMPLES = 7, 5, 8
 
@@ -80,7 +80,7 @@ def test_membership_of_a_text_goes_by_the_mean_loss_of_its_tokens(
 def test_a_class_that_a_client_holds_most_is_nothing_that_texts_by_token_have(tmp_path: Path) -> None:
     config, _ = texts(tmp_path, rate=1.0)
     asked = AttackRequest(attacks=("label", "trait", "predictions"), epsilons=())
-    found: list[Finding] = attack(config, asked).findings
+    found: list[AttackFinding] = attack(config, asked).findings
     by_class = [f for f in found if f.attack.startswith("Which class")]
     assert {f.note for f in by_class} == {"labels are of tokens."}
     (agreeing,) = (f for f in found if f.measure.startswith("predicts as") and f.value is not None)

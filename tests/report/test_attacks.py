@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from fedkeep.report.attacks import Finding, content, plain, sentences, table
+from fedkeep.report.attacks import AttackFinding, content, plain, sentences, table
 from fedkeep.report.page import to_html, to_json, to_markdown_page
 
 
 def one(
     protection: str, value: float | None, *, spread: float = 0.1, note: str = "", measure: str = "AUC"
-) -> Finding:
+) -> AttackFinding:
     low, high = (None, None) if value is None else (value - spread, value + spread)
-    return Finding(
+    return AttackFinding(
         attack="Who",
         measure=measure,
         protection=protection,

@@ -11,7 +11,7 @@ from fedkeep.report import facts
 from fedkeep.report.groups import Configuration, configurations
 from fedkeep.report.runs import read_run
 from fedkeep.report.stored_analyses import sections
-from fedkeep.report.text_tables import Table
+from fedkeep.report.text_tables import TextTable
 from tests.tiny import Logits, classes
 
 Write = Callable[..., Path]
@@ -88,8 +88,8 @@ def test_what_differs_between_runs_that_were_called_is_shown(write_run: Write) -
         for name, identity in zip("ab", rates, strict=True)
     ]
     differ, same = facts.configuration(configurations([read_run(f) for f in folders]))
-    assert isinstance(differ, Table)
-    assert isinstance(same, Table)
+    assert isinstance(differ, TextTable)
+    assert isinstance(same, TextTable)
     assert (differ.title, differ.rows) == ("What differs", (("method.rate", "0.1", "0.5"),))
     assert same.rows == (("seed", "3"), ("cohort", "5"))
 

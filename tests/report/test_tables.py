@@ -3,7 +3,7 @@ import math
 import pytest
 
 from fedkeep.report.text_tables import (
-    Table,
+    TextTable,
     latex_escape,
     markdown_escape,
     mean_std,
@@ -14,7 +14,7 @@ from fedkeep.report.text_tables import (
 
 
 def test_markdown_shows_any_cell_as_it_is() -> None:
-    table = Table(("a|b", "n"), (("<script>x</script>", "*1*"),), title="t", left=1)
+    table = TextTable(("a|b", "n"), (("<script>x</script>", "*1*"),), title="t", left=1)
     assert to_markdown(table) == (
         "### t\n\n| a\\|b | n |\n|:---|---:|\n| &lt;script&gt;x&lt;/script&gt; | \\*1\\* |\n"
     )
@@ -23,7 +23,7 @@ def test_markdown_shows_any_cell_as_it_is() -> None:
 
 def test_a_row_must_fit() -> None:
     with pytest.raises(ValueError, match="1 cells in a table of 2 columns"):
-        Table(("a", "b"), (("x",),))
+        TextTable(("a", "b"), (("x",),))
 
 
 def test_mean_and_deviation_by_hand() -> None:
@@ -35,12 +35,12 @@ def test_mean_and_deviation_by_hand() -> None:
 
 
 def test_a_cell_without_a_value_is_never_bold() -> None:
-    table = Table(("a", "b"), (("x", "–"), ("y", "1")), bold=frozenset({(0, 1), (1, 1)}))
+    table = TextTable(("a", "b"), (("x", "–"), ("y", "1")), bold=frozenset({(0, 1), (1, 1)}))
     assert table.bold == {(1, 1)}
     assert "**–**" not in to_markdown(table)
 
 
-BOLD = Table(
+BOLD = TextTable(
     ("method", "acc"), (("a_b", "62.4 ± 0.5 %"), ("c", "−1 %")), note="100 % of it", bold=frozenset({(0, 1)})
 )
 
@@ -56,7 +56,7 @@ def test_latex_has_booktabs_rules_and_no_free_specials() -> None:
         "\\begin{tabular}{@{}lr@{}}\n\\toprule\nmethod & acc \\\\\n\\midrule\n"
         "a\\_b & \\textbf{62.4 $\\pm$ 0.5 \\%} \\\\\nc & $-$1 \\% \\\\\n\\bottomrule\n\\end{tabular}}\n"
     )
-    wide = Table(("a", "a heading of many words"), (("x", "1 of 12 cells"),))
+    wide = TextTable(("a", "a heading of many words"), (("x", "1 of 12 cells"),))
     assert r"a & \shortstack[r]{a heading of \\ many words} \\" in to_latex(wide)
     assert latex_escape("[a]{b}\\^~&$#<>|\n") == (
         r"{[}a]\{b\}\textbackslash{}\textasciicircum{}\textasciitilde{}\&\$\#\textless{}\textgreater{}\textbar{}"

@@ -10,7 +10,7 @@ from fedkeep.audit.findings import NOT_COVERED, WORDS, Finding, Leaving
 from fedkeep.core.records import by_key
 from fedkeep.report.blocks import Content, Section, Text
 from fedkeep.report.page import to_markdown_page
-from fedkeep.report.text_tables import Table
+from fedkeep.report.text_tables import TextTable
 from fedkeep.report.wording import size
 
 
@@ -101,7 +101,7 @@ class AuditReport:
         return Content(title, lead, (), tuple(sections), tuple(map(asdict, self.findings)))
 
 
-def table(report: AuditReport) -> Table:
+def table(report: AuditReport) -> TextTable:
     """Return what left, tensor by tensor."""
     rows = tuple(
         (
@@ -117,12 +117,12 @@ def table(report: AuditReport) -> Table:
     kinds = ", ".join(f"{count} {kind}" for kind, (count, _) in report.messages.items())
     note = f"{report.rounds} rounds, {report.clients} clients on the device; messages: {kinds}; {size(total)} in all."
     columns = ("What", "Numbers", "Seen by", "Changes with what must stay", "Bytes")
-    return Table(columns, rows, title=f"{report.name}: what left a device", note=note, left=4)
+    return TextTable(columns, rows, title=f"{report.name}: what left a device", note=note, left=4)
 
 
-def not_covered() -> Table:
+def not_covered() -> TextTable:
     """Return what neither an audit nor a proof looks at."""
-    return Table(("Not covered", "What it is"), tuple(NOT_COVERED.items()), left=2)
+    return TextTable(("Not covered", "What it is"), tuple(NOT_COVERED.items()), left=2)
 
 
 def searched(report: AuditReport) -> str:

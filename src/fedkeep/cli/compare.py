@@ -36,7 +36,7 @@ from fedkeep.report.wording import duration
 if TYPE_CHECKING:
     from fedkeep.experiments.places import Place
     from fedkeep.report.standings import FoundComparison
-    from fedkeep.report.text_tables import Table
+    from fedkeep.report.text_tables import TextTable
 
 
 def compare(
@@ -199,7 +199,7 @@ def _show_all(found: Mapping[str, FoundComparison]) -> None:
     show_table("All data sets", shown.columns, _starred(shown), note=shown.note.replace("Bold", "With *", 1))
 
 
-def _starred(table: Table) -> list[list[str]]:
+def _starred(table: TextTable) -> list[list[str]]:
     return [
         [f"{cell} *" if (i, j) in table.bold else cell for j, cell in enumerate(row)]
         for i, row in enumerate(table.rows)

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.output import say, show_table
-from fedkeep.core.errors import Finding, installing
+from fedkeep.core.errors import Inspection, installing
 from fedkeep.version import __version__
 
 EXTRAS = {
@@ -72,51 +72,51 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _versions() -> Iterator[Finding]:
+def _versions() -> Iterator[Inspection]:
     import numpy as np
     import torch
 
-    yield Finding("Python", f"{platform.python_version()}, {sys.executable}")
-    yield Finding("fedkeep", __version__)
+    yield Inspection("Python", f"{platform.python_version()}, {sys.executable}")
+    yield Inspection("fedkeep", __version__)
     large = torch.version.cuda is not None and not torch.cuda.is_available()
     small = "for CPUs alone there is a much smaller torch: choose CPU at pytorch.org/get-started/locally"
-    yield Finding("torch", torch.__version__, None if large else True, small if large else "")
-    yield Finding("numpy", np.__version__)
+    yield Inspection("torch", torch.__version__, None if large else True, small if large else "")
+    yield Inspection("numpy", np.__version__)
 
 
-def _kernels() -> Finding:
+def _kernels() -> Inspection:
     from fedkeep.kernels import native
 
     status = native.status()
     if status.native:
-        return Finding("kernels", status.level)
-    return Finding(
+        return Inspection("kernels", status.level)
+    return Inspection(
         "kernels", str(status), False, "pip install a wheel for this machine, or a C++ compiler and build"
     )
 
 
-def _gpu() -> Finding:
+def _gpu() -> Inspection:
     import torch
 
     if torch.cuda.is_available():
-        return Finding("GPU", f"{torch.cuda.get_device_name()}: run.device=cuda, --device cuda")
+        return Inspection("GPU", f"{torch.cuda.get_device_name()}: run.device=cuda, --device cuda")
     if torch.backends.mps.is_available():
-        return Finding("GPU", "Apple's: run.device=mps, --device mps")
-    return Finding(
+        return Inspection("GPU", "Apple's: run.device=mps, --device mps")
+    return Inspection(
         "GPU", "none that torch can use", None, "small models of many users are trained on CPUs as well"
     )
 
 
-def _threads() -> Finding:
+def _threads() -> Inspection:
     import torch
 
     cores, threads = os.cpu_count() or 1, torch.get_num_threads()
     if threads <= cores:
-        return Finding("threads", f"{threads} of {cores} cores")
-    return Finding("threads", f"{threads} on {cores} cores", False, f"set OMP_NUM_THREADS={cores}")
+        return Inspection("threads", f"{threads} of {cores} cores")
+    return Inspection("threads", f"{threads} on {cores} cores", False, f"set OMP_NUM_THREADS={cores}")
 
 
-def _disk(folder: Path) -> Finding:
+def _disk(folder: Path) -> Inspection:
     """Write a file to the disk as a run does, flushed, and remove it."""
     from fedkeep.core.files import beside, write_whole
 
@@ -125,22 +125,22 @@ def _disk(folder: Path) -> Finding:
     try:
         write_whole(path, os.urandom(MEGABYTES << 20))
     except Exception as error:  # noqa: BLE001 - whatever it is, runs could not be written here
-        return Finding(what, str(error), False, "name another folder with --folder, and runs' with --out")
+        return Inspection(what, str(error), False, "name another folder with --folder, and runs' with --out")
     finally:
         path.unlink(missing_ok=True)
     speed = MEGABYTES / (time.perf_counter() - start)
     do = "" if speed >= SLOW else "every round is flushed to the disk: write runs to a faster one with --out"
-    return Finding(what, f"{speed:,.0f} MB/s", speed >= SLOW, do)
+    return Inspection(what, f"{speed:,.0f} MB/s", speed >= SLOW, do)
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Iterator[Inspection]:
     for extra, module in EXTRAS.items():
         if find_spec(module) is None:
-            yield Finding(extra, "not installed", None, installing(extra))
+            yield Inspection(extra, "not installed", None, installing(extra))
             continue
         try:
             found = version("scikit-learn" if module == "sklearn" else module)
         except PackageNotFoundError:
             found = "there"
         note = RAY if extra == "ray" else ""
-        yield Finding(extra, f"{module} {found}", do=note)
+        yield Inspection(extra, f"{module} {found}", do=note)

@@ -113,7 +113,7 @@ def show_table(
 def show_content(content: Content) -> None:
     """Print a report's sections as a page shows them but for those it folds; what is wrong comes last, as complaints."""
     from fedkeep.report.blocks import Text as Said
-    from fedkeep.report.text_tables import Table as Cells
+    from fedkeep.report.text_tables import TextTable as Cells
 
     say(f"{content.title} ({content.lead})")
     wrong = []

@@ -111,7 +111,7 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Inspection:
     """What ``fedkeep doctor`` and ``fedkeep device check`` looked at.
 
     Attributes:

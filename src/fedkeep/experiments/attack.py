@@ -25,7 +25,7 @@ from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate, train_counts
 from fedkeep.methods import Method
 from fedkeep.privacy import Release, epsilon
-from fedkeep.report.attacks import TITLES, Finding
+from fedkeep.report.attacks import TITLES, AttackFinding
 from fedkeep.tasks import tasks_in
 from fedkeep.tasks.results import Model
 
@@ -72,7 +72,7 @@ class AttackRequest:
 class Attacked:
     """What was found, and how the protections were set, a line each."""
 
-    findings: list[Finding]
+    findings: list[AttackFinding]
     settings: list[str]
 
 
@@ -147,11 +147,11 @@ def attack(
         cohort=config.run.cohort,
         rounds=split.round,
     )
-    found: list[Finding] = []
+    found: list[AttackFinding] = []
     for name in asked.attacks:
         say(f"Attack: {TITLES[name]} ...")
         for view in seen:
-            made = partial(Finding, attack=TITLES[name], protection=view.name)
+            made = partial(AttackFinding, attack=TITLES[name], protection=view.name)
             if view.why:
                 found.append(made(measure="–", note=f"this protection can't be had here: {view.why}"))
             elif name == "membership" and view.name == "secure":

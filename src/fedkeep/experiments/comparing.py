@@ -57,7 +57,7 @@ from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import check_metric, check_spread, own_side
 from fedkeep.report.runs import RunFiles, read_run, read_sealed_analyses
 from fedkeep.report.standings import RANKING, FoundComparison, find, write
-from fedkeep.report.text_tables import Table
+from fedkeep.report.text_tables import TextTable
 from fedkeep.report.wording import lower_is_better
 from fedkeep.tasks import tasks_in
 from fedkeep.version import NUMERICS
@@ -572,7 +572,9 @@ def _check_groups(plan: Plan) -> None:
             )
 
 
-def _by_groups(plan: Plan, made: FoundComparison) -> Iterator[tuple[str, tuple[Table, list[dict[str, Any]]]]]:
+def _by_groups(
+    plan: Plan, made: FoundComparison
+) -> Iterator[tuple[str, tuple[TextTable, list[dict[str, Any]]]]]:
     """Yield a table for each task and each way in which users are grouped."""
     for c in made.compared:
         for name, group in plan.groups.items():

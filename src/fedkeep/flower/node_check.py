@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from fedkeep.core.errors import ConfigError, FedkeepError, Finding, raising
+from fedkeep.core.errors import ConfigError, FedkeepError, Inspection, raising
 from fedkeep.core.files import beside
 from fedkeep.core.net import Net
 from fedkeep.data.preparation import Encoding, Summary, agreeing
@@ -23,7 +23,7 @@ EXPERIMENT = "experiment.toml"
 """Beside a device's configuration: the experiment that it is to take part in, for its owner to read and to check."""
 
 
-def findings(config: Path, experiment: Path | None = None) -> Iterator[Finding]:
+def findings(config: Path, experiment: Path | None = None) -> Iterator[Inspection]:
     """Yield what is found of a device, each fault by itself.
 
     Args:
@@ -58,17 +58,17 @@ def findings(config: Path, experiment: Path | None = None) -> Iterator[Finding]:
     try:
         supernode = SuperNode.read(config, states_folder(config) / "flower")
     except FedkeepError as error:
-        yield Finding("link", str(error), good=False)
+        yield Inspection("link", str(error), good=False)
         return
     for what, look in supernode.looks():
         yield _finding(what, look)
 
 
-def _finding(what: str, look: Callable[[], str]) -> Finding:
+def _finding(what: str, look: Callable[[], str]) -> Inspection:
     try:
-        return Finding(what, look())
+        return Inspection(what, look())
     except (FedkeepError, OSError) as error:
-        return Finding(what, str(error), good=False)
+        return Inspection(what, str(error), good=False)
 
 
 def _states(config: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fedkeep.audit.report import not_covered
 from fedkeep.core.records import by_key
 from fedkeep.report.blocks import Content, Section, Text
-from fedkeep.report.text_tables import Table
+from fedkeep.report.text_tables import TextTable
 
 Verdict = Literal["independent", "declared", "path named", "unknown"]
 VERDICTS: dict[Verdict, str] = {
@@ -125,7 +125,7 @@ def summary(proof: Proof) -> str:
     return f"{found}; {proof.rounds} rounds of {proof.clients} clients, {proof.storages} blocks of memory followed."
 
 
-def table(items: Sequence[Item], title: str = "") -> Table:
+def table(items: Sequence[Item], title: str = "") -> TextTable:
     """Return what leaves as rows; what has the same verdict for the same reason is in one."""
 
     def reason(one: Item) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def table(items: Sequence[Item], title: str = "") -> Table:
 
     groups = by_key((reason(one), one.leaves) for one in items)
     rows = tuple((_names(names), *key[1:]) for key, names in groups.items())
-    return Table(("What leaves", "Verdict", "By", "Falsifier"), rows, title=title, left=4)
+    return TextTable(("What leaves", "Verdict", "By", "Falsifier"), rows, title=title, left=4)
 
 
 def paths(items: Sequence[Item]) -> list[str]:

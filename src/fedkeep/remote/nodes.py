@@ -44,7 +44,7 @@ SOON = 5.0
 
 
 @dataclass
-class _Node:
+class _KnownNode:
     state: Literal["asked", "here", "encoding", "fits", "refused", "failed"]
     ticket: str = ""
     since: float = 0.0
@@ -99,7 +99,7 @@ class Nodes:
         self.twice: dict[str, str] = {}
         self.refusals: dict[str, str] = {}
         self.failures: dict[str, str] = {}
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, _KnownNode] = {}
         self._waits: dict[str, float] = {}  # by node that was silent: seconds that it has now to answer
         self._encode: Encode | None = None
 
@@ -160,7 +160,7 @@ class Nodes:
             self._waits.pop(name, None)
         for name in names:
             if name not in self._nodes:
-                self._nodes[name] = _Node("asked")
+                self._nodes[name] = _KnownNode("asked")
                 self._send(name, "asked", self.hello)
         asked = {node.ticket: name for name, node in self._nodes.items() if node.ticket}
         for reply in self.transport.receive(list(asked)) if asked else ():
@@ -263,7 +263,7 @@ class Nodes:
         longest: float = self.patience * 2**MOST_DOUBLINGS
         return min(2 * seconds, longest)
 
-    def _is_here(self, name: str, node: _Node, here: Here) -> None:
+    def _is_here(self, name: str, node: _KnownNode, here: Here) -> None:
         _check_ids(here.clients)
         _check_summary(here, self.hello.secure is not None)
         self.listed = self._listed()
@@ -287,7 +287,7 @@ class Nodes:
         if self._encode is not None:
             self._send_encoding(name, self._encode)
 
-    def _fits(self, name: str, node: _Node, fits: EncodingFits) -> None:
+    def _fits(self, name: str, node: _KnownNode, fits: EncodingFits) -> None:
         _check_ids([*fits.clients, *fits.unfit])
         if not all(0 <= count < 2**63 for counts in fits.clients.values() for count in counts.values()):
             raise UploadError("its numbers of examples make no sense.")

@@ -81,7 +81,7 @@ class Weather:
 
 
 @dataclass
-class _Node:
+class _MemoryNode:
     serve: Serve
     free: float = 0.0  # when it has done what it was sent
 
@@ -120,7 +120,7 @@ class MemoryTransport:
         most_bytes: int | None = None,
         keys: Mapping[str, str] = {},
     ) -> None:
-        self._nodes = {name: _Node(serve) for name, serve in nodes.items()}
+        self._nodes = {name: _MemoryNode(serve) for name, serve in nodes.items()}
         self._draw, self.weather, self._takes = np.random.default_rng(seed), weather, takes
         self.most_bytes, self.keys = most_bytes, dict(keys)
         self._now, self._due, self._numbers = 0.0, list[_Due](), itertools.count()
@@ -190,7 +190,7 @@ class MemoryTransport:
 
     def join(self, name: str, serve: Serve) -> None:
         """Let a node be there from now on."""
-        self._nodes[name] = _Node(serve, self._now)
+        self._nodes[name] = _MemoryNode(serve, self._now)
 
     def leave(self, name: str) -> None:
         """Let a node be gone: what was sent to it, or it was about to answer, is lost."""
@@ -231,7 +231,7 @@ class MemoryTransport:
             return
         self.after(node.free - self._now, lambda: self._answer(name, node, ticket, answer))
 
-    def _answer(self, name: str, node: _Node, ticket: str, answer: bytes) -> None:
+    def _answer(self, name: str, node: _MemoryNode, ticket: str, answer: bytes) -> None:
         if self._nodes.get(name) is node:
             self._travel(answer, lambda found: self._back(ticket, found))
 

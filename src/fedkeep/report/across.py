@@ -28,7 +28,7 @@ from fedkeep.report.standings import (
     write_document,
     write_table,
 )
-from fedkeep.report.text_tables import Table, mean_std
+from fedkeep.report.text_tables import TextTable, mean_std
 
 RANK = "average rank"
 
@@ -50,7 +50,7 @@ def _labels(found: Sequence[Compared]) -> list[str]:
     return list(dict.fromkeys(label for c in found for label in c.labels))
 
 
-def side_by_side(columns: Mapping[str, Compared], rank: bool = True) -> Table:
+def side_by_side(columns: Mapping[str, Compared], rank: bool = True) -> TextTable:
     """Return a line for each method: its mean in each comparison, and its average rank.
 
     Args:
@@ -86,7 +86,7 @@ def side_by_side(columns: Mapping[str, Compared], rank: bool = True) -> Table:
             "column; equals share the mean of their ranks. It says nothing of chance."
         )
     shown = ("method", *headings, *([RANK] if rank else []))
-    return Table(shown, tuple(rows), "", note, bold=frozenset(bold))
+    return TextTable(shown, tuple(rows), "", note, bold=frozenset(bold))
 
 
 def plain_side_by_side(columns: Mapping[str, Compared]) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ def write_across(found: Mapping[str, FoundComparison], folder: Path) -> Path:
             wording.count(len(first.seeds), "seed"),
         )
     )
-    pages = Table(
+    pages = TextTable(
         ("data set", "users", "page"),
         tuple((n, str(one.compared[0].users), f"{n}/report.html") for n, one in found.items()),
         left=3,

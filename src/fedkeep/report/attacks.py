@@ -8,7 +8,7 @@ from typing import Any
 
 from fedkeep.core.records import by_key
 from fedkeep.report.blocks import Block, Content, Section, Text
-from fedkeep.report.text_tables import Table
+from fedkeep.report.text_tables import TextTable
 
 TITLES = {
     "who": "Who is she",
@@ -32,7 +32,7 @@ SEEN = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class AttackFinding:
     """One number of one attack against one protection; a higher one is worse for the client.
 
     Attributes:
@@ -62,7 +62,7 @@ class Finding:
         return "found" if self.low > self.guess else "nothing"
 
 
-def table(found: Sequence[Finding], title: str = "") -> Table:
+def table(found: Sequence[AttackFinding], title: str = "") -> TextTable:
     """Return findings as rows."""
     columns = ("Attack", "Measure", "Protection", "Finds", "95 % interval", "Guessing", "Verdict", "Note")
     rows = tuple(
@@ -78,10 +78,10 @@ def table(found: Sequence[Finding], title: str = "") -> Table:
         )
         for f in found
     )
-    return Table(columns, rows, title=title, left=3)
+    return TextTable(columns, rows, title=title, left=3)
 
 
-def sentences(found: Sequence[Finding]) -> tuple[list[str], list[str]]:
+def sentences(found: Sequence[AttackFinding]) -> tuple[list[str], list[str]]:
     """Return what keeping the private part home is worth, and what it is not: a sentence for each measure."""
     worth: list[str] = []
     rest: list[str] = []
@@ -120,7 +120,7 @@ def sentences(found: Sequence[Finding]) -> tuple[list[str], list[str]]:
 def content(
     name: str,
     lead: str,
-    found: Sequence[Finding],
+    found: Sequence[AttackFinding],
     threats: Iterable[tuple[str, str]],
     settings: Sequence[str] = (),
 ) -> Content:
@@ -146,24 +146,24 @@ def content(
         notes = by_key((f.note, f.protection) for f in own if f.note)
         said = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in notes.items()]
         shown = table(own)
-        cut = Table(shown.columns[1:-1], tuple(row[1:-1] for row in shown.rows), left=2)
+        cut = TextTable(shown.columns[1:-1], tuple(row[1:-1] for row in shown.rows), left=2)
         sections.append(Section(f"attack-{len(sections)}", attack, (*blocks, cut, *map(Text, said))))
     return Content(f"{TITLE}: {name}", lead, (), tuple(sections), tuple(asdict(f) for f in found))
 
 
-def plain(found: Sequence[Finding]) -> list[dict[str, Any]]:
+def plain(found: Sequence[AttackFinding]) -> list[dict[str, Any]]:
     """Return findings as plain values, for programs."""
     return [{**asdict(f), "verdict": f.verdict} for f in found]
 
 
-def _less(one: Finding, other: Finding) -> bool:
+def _less(one: AttackFinding, other: AttackFinding) -> bool:
     """Tell whether one number is below another, and neither lies in the other's interval."""
     if one.value is None or one.high is None or other.value is None or other.low is None:
         return False
     return one.value < other.low and one.high < other.value
 
 
-def _grouped(found: Sequence[Finding]) -> dict[tuple[str, str], list[Finding]]:
+def _grouped(found: Sequence[AttackFinding]) -> dict[tuple[str, str], list[AttackFinding]]:
     return by_key(((f.attack, f.measure), f) for f in found)
 
 
@@ -171,11 +171,11 @@ def _texts(lines: Sequence[str], otherwise: str) -> tuple[Block, ...]:
     return tuple(map(Text, lines or (otherwise,)))
 
 
-def _short(f: Finding) -> str:
+def _short(f: AttackFinding) -> str:
     return _number(f.value) + (f" ({_interval(f)})" if _interval(f) else "")
 
 
-def _interval(f: Finding) -> str:
+def _interval(f: AttackFinding) -> str:
     return "" if f.low is None or f.high is None else f"{_number(f.low)} to {_number(f.high)}"
 
 

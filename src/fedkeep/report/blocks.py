@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkeep.report.charts import Chart, Legend
-from fedkeep.report.text_tables import Table
+from fedkeep.report.text_tables import TextTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Figure:
     caption: str = ""
     legend: tuple[Legend, ...] = ()
     ramp: tuple[str, str, str] | None = None
-    table: Table | None = None
+    table: TextTable | None = None
     data: Any = None
     columns: int = 1
     same_scale: bool = False
@@ -38,7 +38,7 @@ class Text:
     warning: bool = False
 
 
-Block = Text | Table | Figure
+Block = Text | TextTable | Figure
 
 
 @dataclass(frozen=True, slots=True)

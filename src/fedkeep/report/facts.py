@@ -15,7 +15,7 @@ from fedkeep.report.blocks import Block, Figure
 from fedkeep.report.charts import Grid
 from fedkeep.report.groups import Configuration
 from fedkeep.report.runs import RunFiles
-from fedkeep.report.text_tables import Table, mean_std
+from fedkeep.report.text_tables import TextTable, mean_std
 
 INITIAL = "initial values"
 NAMED = 5
@@ -58,7 +58,7 @@ def traffic(groups: Sequence[Configuration]) -> Iterator[Block]:
     )
     if any(len(g.runs) > 1 for g in groups):
         note += " Of several seeds the first is shown."
-    yield Table(columns, tuple(rows), note=note)
+    yield TextTable(columns, tuple(rows), note=note)
 
 
 def never_drawn(groups: Sequence[Configuration]) -> Iterator[str]:
@@ -170,7 +170,7 @@ def split(groups: Sequence[Configuration]) -> Iterator[Block]:
             f"{wording.printable(h)} {wording.size(sum(int(e.get('bytes', 0)) for e in entries if e['half'] == h))}"
             for h in halves
         ]
-        yield Table(
+        yield TextTable(
             ("name", "half", "shape", "size"), tuple(rows), labels, f"Together: {', '.join(sums)}.", left=2
         )
 
@@ -178,7 +178,7 @@ def split(groups: Sequence[Configuration]) -> Iterator[Block]:
 def table_of(groups: Sequence[Configuration], key: str) -> Iterator[Block]:
     """Yield the facts under a key of run.json, once for configurations that share them."""
     for facts, labels in distinct(groups, key):
-        yield Table(("what", "value"), tuple(flat(facts)), labels, left=2)
+        yield TextTable(("what", "value"), tuple(flat(facts)), labels, left=2)
 
 
 def configuration(groups: Sequence[Configuration]) -> Iterator[Block]:
@@ -200,9 +200,9 @@ def configuration(groups: Sequence[Configuration]) -> Iterator[Block]:
     if differing:
         columns = ("setting", *(g.label for g in groups))
         rows = tuple((k, *(own.get(k, wording.MISSING) for own in settings)) for k in differing)
-        yield Table(columns, rows, "What differs", left=len(columns))
+        yield TextTable(columns, rows, "What differs", left=len(columns))
     if same:
-        yield Table(("setting", "value"), same, "The same everywhere" if len(groups) > 1 else "", left=2)
+        yield TextTable(("setting", "value"), same, "The same everywhere" if len(groups) > 1 else "", left=2)
 
 
 def _settings(group: Configuration) -> dict[str, str]:
@@ -245,7 +245,7 @@ def partitions(groups: Sequence[Configuration]) -> Iterator[Figure]:
             (chart,),
             f"A row a client, a column a class; an empty cell: none.{out}",
             ramp=("examples", "1", wording.plain(max(map(max, counts)))),
-            table=Table(("client", *chart.columns, "together"), tuple(rows)),
+            table=TextTable(("client", *chart.columns, "together"), tuple(rows)),
             data=entry,
         )
 

@@ -13,7 +13,7 @@ from fedkeep.report import wording
 from fedkeep.report.blocks import Block, Card, Figure, Text
 from fedkeep.report.charts import MOST_PLACES, Curve, Legend, Lines, Spread, Strip, mark_of
 from fedkeep.report.groups import Configuration, Scene, user_metric
-from fedkeep.report.text_tables import Table, mean_std
+from fedkeep.report.text_tables import TextTable, mean_std
 
 
 def cards(groups: Sequence[Configuration], metric: str) -> Iterator[Card]:
@@ -56,7 +56,7 @@ def results(scenes: Sequence[Scene]) -> Iterator[Block]:
             yield from class_table(scene.groups, metric, scene.label if len(scenes) > 1 else "")
 
 
-def results_table(groups: Sequence[Configuration], metric: str, title: str = "") -> Table:
+def results_table(groups: Sequence[Configuration], metric: str, title: str = "") -> TextTable:
     """Return the test metric of each configuration beside the best possible one.
 
     Where the metric is defined for none of them, as AUC with one class alone, it is ``user_metric`` on test.
@@ -91,7 +91,7 @@ def results_table(groups: Sequence[Configuration], metric: str, title: str = "")
     note += "Devices keep the last round's models." if remote else "Evaluate and export take that round too."
     if any(g.best is not None and g.best == g.best_global for g in groups):
         note += " Best possible: for a model without private parameters, without knowing the user."
-    return Table((*columns, f"best valid {name}"), tuple(rows), title, note + _deviation(groups))
+    return TextTable((*columns, f"best valid {name}"), tuple(rows), title, note + _deviation(groups))
 
 
 def _deviation(groups: Sequence[Configuration]) -> str:
@@ -108,7 +108,7 @@ def _seeds(groups: Sequence[Configuration]) -> str:
     return f"seeds ({', '.join(f'{g.label} {len(g.runs)}' for g in groups)})"
 
 
-def class_table(groups: Sequence[Configuration], metric: str, title: str) -> Iterator[Table]:
+def class_table(groups: Sequence[Configuration], metric: str, title: str) -> Iterator[TextTable]:
     """Yield what ``run.metrics`` asked for, of a metric's task, on test at the round that is best by the metric."""
     _, slash, task = metric.partition("/")
     names = [f"{name}{slash}{task}" for name in CLASS_METRICS]
@@ -119,10 +119,10 @@ def class_table(groups: Sequence[Configuration], metric: str, title: str) -> Ite
         columns = ("configuration", *(f"test {wording.metric_inline(n)}" for n in found))
         title = ": ".join(t for t in (title, "Each class counted alike") if t)
         note = f"At the rounds of {wording.metric_inline(metric)}.{_deviation(groups)}"
-        yield Table(columns, tuple(rows), title, note)
+        yield TextTable(columns, tuple(rows), title, note)
 
 
-def runs_table(scenes: Sequence[Scene]) -> Table:
+def runs_table(scenes: Sequence[Scene]) -> TextTable:
     """Return a line for each run: its seed, test metric, length and status."""
     rows = []
     for g, metric in ((g, scene.metrics[0]) for scene in scenes for g in scene.groups):
@@ -144,7 +144,7 @@ def runs_table(scenes: Sequence[Scene]) -> Table:
                 )
             )
     columns = ("run", "seed", "metric", "on test", "best valid at epoch", "epochs", "rounds", "status")
-    return Table(columns, tuple(rows))
+    return TextTable(columns, tuple(rows))
 
 
 def curves(groups: Sequence[Configuration], metrics: Sequence[str], scene: str = "") -> Iterator[Block]:
@@ -194,7 +194,7 @@ def _curves_figure(title: str, charts: Sequence[Lines], seeds: str) -> Figure:
             data.append({"chart": name, "name": s.label, "x": s.x, "y": s.y, "low": s.low, "high": s.high})
     everything = [s for chart in charts for s in chart.series]
     word, many = charts[0].hover_x, any(chart.many for chart in charts)
-    table = Table(("curve", f"first {word}", "value", f"last {word}", "value there"), tuple(rows))
+    table = TextTable(("curve", f"first {word}", "value", f"last {word}", "value there"), tuple(rows))
     notes = []
     if any(s.low for s in everything):
         bands = "" if many else ", bands reach from the lowest to the highest seed"
@@ -275,7 +275,7 @@ def _user_values(group: Configuration, metric: str) -> dict[str, float]:
     return {client: math.fsum(values) / len(values) for client, values in collected.items()}
 
 
-def _users_table(summaries: Sequence[tuple[str, ClientSummary]], metric: str) -> Table:
+def _users_table(summaries: Sequence[tuple[str, ClientSummary]], metric: str) -> TextTable:
     text = partial(wording.number, metric=metric)
     rows = []
     for label, s in summaries:
@@ -295,4 +295,4 @@ def _users_table(summaries: Sequence[tuple[str, ClientSummary]], metric: str) ->
         "not defined",
         "worst user",
     )
-    return Table(columns, tuple(rows))
+    return TextTable(columns, tuple(rows))

@@ -16,7 +16,7 @@ from fedkeep.report import facts, measured, stored_analyses, wording, worth_page
 from fedkeep.report.blocks import Block, Content, Figure, Section, Text
 from fedkeep.report.groups import Configuration, Scene, scenes
 from fedkeep.report.runs import RunFiles, read_run
-from fedkeep.report.text_tables import Table, markdown_escape, to_markdown
+from fedkeep.report.text_tables import TextTable, markdown_escape, to_markdown
 
 
 def write_report(
@@ -106,7 +106,7 @@ def _kind(block: Block) -> str:
 def _block_markdown(block: Block) -> str:
     if isinstance(block, Text):
         return ("**Note.** " if block.warning else "") + markdown_escape(block.text) + "\n"
-    if isinstance(block, Table):
+    if isinstance(block, TextTable):
         return to_markdown(block)
     parts = [f"### {markdown_escape(block.title)}\n"]
     if block.caption:
@@ -121,10 +121,9 @@ def _block_json(block: Block) -> dict[str, Any]:
         table = None if block.table is None else _block_json(block.table)
         shown = {"title": block.title, "caption": block.caption, "table": table, "data": block.data}
         return {"kind": "figure", **shown}
-    found = asdict(block)
-    if isinstance(block, Table):
-        found["bold"] = sorted(block.bold)
-    return {"kind": type(block).__name__.lower(), **found}
+    if isinstance(block, TextTable):
+        return {"kind": "table", **asdict(block), "bold": sorted(block.bold)}
+    return {"kind": "text", **asdict(block)}
 
 
 def finite(value: Any, other: Callable[[float], str | None] = lambda _: None) -> Any:

@@ -26,7 +26,7 @@ from fedkeep.report.charts import VERDICTS, Rank, Ranks
 from fedkeep.report.groups import Configuration, Scene, main_metrics
 from fedkeep.report.page import write_content
 from fedkeep.report.pairing import MUST_BEAT, Side, own_side, reference_side
-from fedkeep.report.text_tables import Table, latex_escape, mean_std, to_csv, to_latex, to_markdown
+from fedkeep.report.text_tables import TextTable, latex_escape, mean_std, to_csv, to_latex, to_markdown
 from fedkeep.report.worth_page import (
     NO_SUBJECT,
     Comparison,
@@ -240,7 +240,7 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
-def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str] = ()) -> Table:
+def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str] = ()) -> TextTable:
     """Return a line for each method; its mean is bold where it may be the best.
 
     Args:
@@ -267,7 +267,7 @@ def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str]
     if len(c.seeds) > 1:
         note += f" ± is the sample standard deviation over {len(c.seeds)} seeds."
     columns = ("method", c.name, f"difference to the best ({c.unit})", "p (corrected)", *names)
-    return Table(columns, tuple(rows), "", note, bold=bold)
+    return TextTable(columns, tuple(rows), "", note, bold=bold)
 
 
 def _counts(metric: str) -> str:
@@ -369,7 +369,7 @@ def gains_figures(found: Sequence[Comparison]) -> Iterator[Figure]:
             yield Figure(f"Gain over {theirs}{tail}", (chart,), caption, data=data)
 
 
-def gains_table(found: Sequence[Comparison]) -> Table:
+def gains_table(found: Sequence[Comparison]) -> TextTable:
     """Return what each method gains over each reference: a line a method, a column a reference."""
     units = list(dict.fromkeys(c.unit for c in found))
     theirs = list(dict.fromkeys(c.theirs for c in found))
@@ -389,7 +389,7 @@ def gains_table(found: Sequence[Comparison]) -> Table:
             "the mean over users", f"{wording.metric_inline(found[0].metric)} over all examples"
         )
     columns = ("method", *(f"gain over {t}{tail}" for t in theirs))
-    return Table(columns, tuple(rows), "", note, bold=frozenset(bold))
+    return TextTable(columns, tuple(rows), "", note, bold=frozenset(bold))
 
 
 def plain_gains(found: Sequence[Comparison]) -> list[dict[str, Any]]:
@@ -453,8 +453,8 @@ class FoundComparison:
     how: str = ""
     chosen: Mapping[str, str] = field(default_factory=dict)
     published: Mapping[str, str] = field(default_factory=dict)
-    further: Mapping[str, tuple[Table, list[dict[str, Any]]]] = field(default_factory=dict)
-    ranking: tuple[Table, list[dict[str, Any]]] | None = None
+    further: Mapping[str, tuple[TextTable, list[dict[str, Any]]]] = field(default_factory=dict)
+    ranking: tuple[TextTable, list[dict[str, Any]]] | None = None
 
     def clients_frame(self) -> pa.Table:
         """Return a row for each method, seed, user and task, as a table of pyarrow; ``.to_pandas()`` makes a data frame.
@@ -484,7 +484,7 @@ class FoundComparison:
         types = {"seed": pa.int64(), "value": pa.float64(), "examples": pa.int64()}
         return pa.table(columns, pa.schema([(name, types.get(name, pa.string())) for name in columns]))
 
-    def table(self, c: Compared) -> Table:
+    def table(self, c: Compared) -> TextTable:
         """Return a line for each method, with the settings that were chosen for it."""
         facts = [[self.chosen.get(label, wording.MISSING)] for label in c.labels] if self.chosen else []
         return table(c, facts, ["chosen on valid"] if facts else [])
@@ -606,7 +606,11 @@ def write(found: FoundComparison, folder: Path) -> Path:
 
 
 def write_table(
-    folder: Path, name: str, table: Table, rows: Sequence[Mapping[str, Any]], paper: Table | None = None
+    folder: Path,
+    name: str,
+    table: TextTable,
+    rows: Sequence[Mapping[str, Any]],
+    paper: TextTable | None = None,
 ) -> None:
     """Write a table of methods as ``NAME.md``, ``NAME.tex`` and ``NAME.csv``.
 
@@ -626,7 +630,7 @@ def write_table(
         write_whole(folder / f"{name}.{suffix}", text.encode())
 
 
-def in_paper(table: Table, published: Mapping[str, str]) -> Table:
+def in_paper(table: TextTable, published: Mapping[str, str]) -> TextTable:
     """Return a table of methods with the names under which they were published, as far as these are known."""
     rows = tuple((published.get(label, label), *cells) for label, *cells in table.rows)
     return replace(table, rows=rows)
@@ -648,19 +652,19 @@ def _file_name(text: str | None) -> str:
     return "".join(f"-{word}" for word in words)[:60]
 
 
-def _costs(found: FoundComparison) -> Table:
+def _costs(found: FoundComparison) -> TextTable:
     """Return what each method's runs took, and the settings that were chosen for it."""
     (traffic,) = facts.traffic(found.groups)
-    assert isinstance(traffic, Table)
+    assert isinstance(traffic, TextTable)
     columns = ("method", *(traffic.columns[i] for i in FACTS))
     rows = [(row[0], *(row[i] for i in FACTS)) for row in traffic.rows]
     if found.chosen:
         columns += ("chosen on valid",)
         rows = [(*row, found.chosen.get(row[0], wording.MISSING)) for row in rows]
-    return Table(columns, tuple(rows), note=traffic.note)
+    return TextTable(columns, tuple(rows), note=traffic.note)
 
 
-def _table(found: FoundComparison, c: Compared) -> Table:
+def _table(found: FoundComparison, c: Compared) -> TextTable:
     costs = _costs(found)
     by_label = {label: more for label, *more in costs.rows}
     none = [wording.MISSING] * (len(costs.columns) - 1)
@@ -711,7 +715,7 @@ RANKING = "ranking"
 Rows = list[dict[str, Any]]
 
 
-def ranking_table(groups: Sequence[Configuration]) -> tuple[Table, Rows] | None:
+def ranking_table(groups: Sequence[Configuration]) -> tuple[TextTable, Rows] | None:
     """Return a line for each method, then counting, and the same as plain values; None where a run keeps no ranking."""
     found = {g.label: [run.analyses.get(RANKING) for run in g.runs] for g in groups}
     if not found or not all(all(own) for own in found.values()):
@@ -734,7 +738,7 @@ def ranking_table(groups: Sequence[Configuration]) -> tuple[Table, Rows] | None:
     if any(len(own) > 1 for own in columns.values()):
         note += " ± is the sample standard deviation over seeds."
     heads = ("method", *map(wording.metric_name, metrics))
-    return Table(heads, shown, wording.printable(first["title"]), note), rows
+    return TextTable(heads, shown, wording.printable(first["title"]), note), rows
 
 
 def _of(analysis: Mapping[str, Any], column: int) -> dict[str, float]:

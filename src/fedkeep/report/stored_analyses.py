@@ -9,7 +9,7 @@ from fedkeep.report import wording
 from fedkeep.report.blocks import Block, Figure, Section
 from fedkeep.report.charts import SLOTS, Curve, Legend, Lines, palette_of, point_of, user_maps
 from fedkeep.report.groups import Configuration
-from fedkeep.report.text_tables import Table
+from fedkeep.report.text_tables import TextTable
 
 Analysis = Mapping[str, Any]
 
@@ -55,7 +55,9 @@ def _map(analysis: Analysis, label: str) -> Iterator[Block]:
         numbers = panel.get("numbers") or {}
         cells = [wording.number(numbers.get(k), k) for k in keys]
         rows.append((wording.printable(panel["name"]), f"{len(panel['points']):,}", *cells))
-    table = Table(("map", "users", *(wording.metric_name(wording.printable(k)) for k in keys)), tuple(rows))
+    table = TextTable(
+        ("map", "users", *(wording.metric_name(wording.printable(k)) for k in keys)), tuple(rows)
+    )
     yield Figure(
         _titled(analysis, "User vectors", label),
         tuple(user_maps(analysis, palette)),
@@ -97,7 +99,7 @@ def _cold_start(analysis: Analysis, label: str) -> Iterator[Block]:
     yield Figure(title, (chart,), " ".join(filter(None, caption)), legend, None, table, dict(analysis))
 
 
-def cold_start_table(analysis: Analysis) -> Table:
+def cold_start_table(analysis: Analysis) -> TextTable:
     """Return the curves of a cold-start analysis as rows, and the first one's changes where they are known."""
     metric = analysis.get("metric", "accuracy")
     rows = [
@@ -110,7 +112,7 @@ def cold_start_table(analysis: Analysis) -> Table:
     if changes := analysis.get("changes"):
         said = [wording.MISSING if c is None else wording.interval(c[0], c[1], c[2], metric) for c in changes]
         rows.append(("change from the k before (95 %)", *said))
-    return Table(("own examples", *(str(k) for k in analysis["k"])), tuple(rows))
+    return TextTable(("own examples", *(str(k) for k in analysis["k"])), tuple(rows))
 
 
 def cold_start_series(analysis: Analysis) -> list[Any]:
@@ -140,7 +142,7 @@ def _time(analysis: Analysis, label: str) -> Iterator[Block]:
     if not pairs:
         return
     rows = tuple((wording.plain(c), wording.duration(s), wording.duration(s / c)) for c, s in pairs)
-    table = Table(("clients in the cohort", "time", "time per client"), rows)
+    table = TextTable(("clients in the cohort", "time", "time per client"), rows)
     log = pairs[-1][0] / pairs[0][0] > 20
     chart = Lines(
         series=(Curve("", tuple(c for c, _ in pairs), tuple(s for _, s in pairs), "0"),),
@@ -162,7 +164,7 @@ def _ranking(analysis: Analysis, label: str) -> Iterator[Block]:
         (wording.metric_name(wording.printable(name)), *(wording.number(v, name) for v in values))
         for name, *values in analysis["rows"]
     )
-    yield Table(columns, rows, label, _note(analysis))
+    yield TextTable(columns, rows, label, _note(analysis))
 
 
 def _table(analysis: Analysis, label: str) -> Iterator[Block]:
@@ -171,7 +173,7 @@ def _table(analysis: Analysis, label: str) -> Iterator[Block]:
     text = [i for i in range(len(columns)) if not all(_is_number(row[i]) or row[i] is None for row in rows)]
     cells = tuple(tuple(_cell(row[i], metrics[i]) for i in range(len(columns))) for row in rows)
     title = _titled(analysis, "", label)
-    yield Table(tuple(columns), cells, title, _note(analysis), left=max(text, default=-1) + 1)
+    yield TextTable(tuple(columns), cells, title, _note(analysis), left=max(text, default=-1) + 1)
 
 
 def _column_metric(name: str, values: Sequence[Any]) -> str:

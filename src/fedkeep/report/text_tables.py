@@ -15,7 +15,7 @@ from fedkeep.report import wording
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TextTable:
     """A table of text cells.
 
     Attributes:
@@ -42,7 +42,7 @@ class Table:
         object.__setattr__(self, "bold", known)
 
 
-def to_markdown(table: Table, level: int = 3) -> str:
+def to_markdown(table: TextTable, level: int = 3) -> str:
     """Return the table as Markdown; cells show as they are, whatever characters they hold."""
     lines = [f"{'#' * level} {markdown_escape(table.title)}\n"] if table.title else []
     lines.append("| " + " | ".join(map(markdown_escape, table.columns)) + " |")
@@ -63,7 +63,7 @@ def markdown_escape(text: str) -> str:
     return re.sub(r"([\\`*_\[\]|~$#])", r"\\\1", text)
 
 
-def to_latex(table: Table) -> str:
+def to_latex(table: TextTable) -> str:
     """Return the table as LaTeX: a ``tabular`` with the rules of ``booktabs``, made smaller where a column is narrower.
 
     Title and note are comments. Headings that are longer than all that stands below them have several lines.

@@ -18,7 +18,7 @@ from fedkeep.report.blocks import Block, Figure, Text
 from fedkeep.report.charts import GAINS_LEGEND, Chart, Curve, Gainer, Gains, Lines
 from fedkeep.report.groups import Configuration
 from fedkeep.report.pairing import REFERENCES, Side, own_side
-from fedkeep.report.text_tables import Table
+from fedkeep.report.text_tables import TextTable
 from fedkeep.tasks import Kind
 
 NO_SUBJECT = ("fedavg", "local")  # methods that are references only
@@ -328,7 +328,7 @@ NOTHING = ("0 %", "0", wording.MISSING)
 MOST_NAMED = 200  # users listed in a table
 
 
-def worth_table(found: Sequence[Comparison], title: str = "") -> Table:
+def worth_table(found: Sequence[Comparison], title: str = "") -> TextTable:
     """Return a line for each comparison."""
     units = list(dict.fromkeys(c.unit for c in found))
     several, tail = len(units) > 1, f" ({units[0]})" if len(units) == 1 else ""
@@ -374,10 +374,10 @@ def worth_table(found: Sequence[Comparison], title: str = "") -> Table:
     if any(c.metric == "hr10" for c in found):
         note += " Of a ranking gains are in HR@10: the right item is among the first ten or not."
     shown = tuple(tuple(row[j] for j in said) for row in rows)
-    return Table(tuple(columns[j] for j in said), shown, title, note, left=first)
+    return TextTable(tuple(columns[j] for j in said), shown, title, note, left=first)
 
 
-def pooled_table(found: Sequence[Comparison]) -> Table:
+def pooled_table(found: Sequence[Comparison]) -> TextTable:
     """Return gains in numbers that pool all examples, a line each."""
     rows = []
     for c in found:
@@ -395,10 +395,10 @@ def pooled_table(found: Sequence[Comparison]) -> Table:
         "Every example counts once. Positive is better. Intervals leave out one user at a time (jackknife)."
     )
     columns = ("model", "against", "metric over all examples", "gain", "95 % interval")
-    return Table(columns, tuple(rows), "", note, left=3)
+    return TextTable(columns, tuple(rows), "", note, left=3)
 
 
-def examples_table(found: Sequence[Comparison]) -> Table:
+def examples_table(found: Sequence[Comparison]) -> TextTable:
     """Return the gain of each quarter of users by number of training examples."""
     rows = [
         (
@@ -412,10 +412,10 @@ def examples_table(found: Sequence[Comparison]) -> Table:
         for c in found
         for g in c.found.by_examples
     ]
-    return Table(("model", "against", "training examples", "users", "gain", "for"), tuple(rows), left=2)
+    return TextTable(("model", "against", "training examples", "users", "gain", "for"), tuple(rows), left=2)
 
 
-def told_table(found: Sequence[Comparison]) -> Table:
+def told_table(found: Sequence[Comparison]) -> TextTable:
     """Return the users who are named, those who lose first; of more than `MOST_NAMED` the least and greatest gains."""
     told = [(c, k) for c in found for k, verdict in enumerate(c.found.verdicts) if verdict]
     told.sort(key=lambda one: float(one[0].found.gain[one[1]]))
@@ -433,10 +433,10 @@ def told_table(found: Sequence[Comparison]) -> Table:
     ]
     note = "" if len(shown) == len(told) else f"Of {len(told):,} users the {half} at either end."
     columns = ("user", "against", "named", "gain", "test examples")
-    return Table(columns, tuple(rows), "", note, left=3)
+    return TextTable(columns, tuple(rows), "", note, left=3)
 
 
-def fairness_table(found: Sequence[Comparison]) -> Table:
+def fairness_table(found: Sequence[Comparison]) -> TextTable:
     """Return how unequal users are under either model."""
     rows = []
     for c in found:
@@ -461,7 +461,7 @@ def fairness_table(found: Sequence[Comparison]) -> Table:
         "tenth of users has a worse result than where it begins. The last column chooses users on validation, by the "
         "reference's result."
     )
-    return Table(columns, tuple(rows), "", note, left=2)
+    return TextTable(columns, tuple(rows), "", note, left=2)
 
 
 def blocks(groups: Sequence[Configuration]) -> Iterator[Block]:

@@ -21,7 +21,7 @@ from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
 from fedkeep.methods import Method
 from fedkeep.metrics.worth.intervals import users_like_these
-from fedkeep.report.text_tables import Table, to_markdown
+from fedkeep.report.text_tables import TextTable, to_markdown
 from fedkeep_papers.adapters import backbone
 from fedkeep_papers.adapters.models import Arm
 from fedkeep_papers.adapters.scene import by_time, encoded_messages
@@ -320,7 +320,7 @@ def sizes(by_arm: Mapping[str, Mapping[int, Found]]) -> str:
             on = ", ".join(dict.fromkeys(f.gpu or "CPU" for f in found.values()))
             lines.append((ARMS[arm].title, on, str(4 * one.private), str(4 * one.sent), minutes))
     columns = ("arm", "on", "private bytes a user", "bytes sent a round", "minutes a seed")
-    table = Table(columns, tuple(lines), "What stays and what leaves", left=2)
+    table = TextTable(columns, tuple(lines), "What stays and what leaves", left=2)
     return to_markdown(table, level=2) if lines else ""
 
 
@@ -341,7 +341,9 @@ def gains(by_arm: Mapping[str, Mapping[int, Found]]) -> str:
         lines.append((ARMS[arm].title, ARMS[other].title, told, str(len(seeds))))
     columns = ("arm", "over", "points (95 % interval)", "seeds")
     note = "Paired over users on test; each user counts once. The accuracies below pool all messages."
-    return to_markdown(Table(columns, tuple(lines), "Differences", note, left=2), level=2) if lines else ""
+    return (
+        to_markdown(TextTable(columns, tuple(lines), "Differences", note, left=2), level=2) if lines else ""
+    )
 
 
 def missing(cells: Sequence[Cell], stored: Mapping[Cell, Finished[Found]]) -> str:

@@ -19,7 +19,7 @@ from fedkeep.experiments.environment import commit
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
 from fedkeep.metrics.worth.intervals import users_like_these
-from fedkeep.report.text_tables import Table, to_markdown
+from fedkeep.report.text_tables import TextTable, to_markdown
 from fedkeep_papers.furl.memory import HALF_LIFE, NEIGHBOURS, RECENT, SHRINK, Array
 from fedkeep_papers.furl.own_counts import PAIRS, REVISION, WORDS, Order, TextAndCounts, messages
 from fedkeep_papers.furl.scoring import GRID, HALF_LIVES, Scored, counted, judged_ids, memories, mixed, scored
@@ -274,7 +274,7 @@ def written(request: Request, cells: Sequence[Cell]) -> Path:
     columns = ("split", "row", "points over local memory alone (95 % interval)", "seeds")
     note = "Paired over users on test; each user counts once. The accuracies below pool all messages."
     table = (
-        to_markdown(Table(columns, tuple(gains), "Over local memory alone", note, left=2), level=2)
+        to_markdown(TextTable(columns, tuple(gains), "Over local memory alone", note, left=2), level=2)
         if gains
         else ""
     )

@@ -16,7 +16,7 @@ from fedkeep.data.columns import Ragged
 from fedkeep.data.text import CharVocabulary, HashedWords
 from fedkeep.metrics.scores import auc
 from fedkeep.metrics.worth.intervals import users_like_these
-from fedkeep.report.text_tables import Table, to_markdown
+from fedkeep.report.text_tables import TextTable, to_markdown
 from fedkeep_papers.furl.channels import Found
 from fedkeep_papers.furl.memory import Array
 from fedkeep_papers.furl.own_counts import WORDS, own_shares
@@ -129,7 +129,7 @@ def side_by_side(rows: Mapping[str, BySeed], references: Sequence[str], title: s
             lines.append((name, f"{100 * mean:.2f} %", *gains, "–" if None in own else str(len(own))))
     columns = ("row", "accuracy, mean over users", *(f"points over {name}" for name in against), "seeds")
     note = "Gains with 95 % intervals, paired over users and seeds on test; each user counts once."
-    return to_markdown(Table(columns, tuple(lines), title, note), level=3) if lines else ""
+    return to_markdown(TextTable(columns, tuple(lines), title, note), level=3) if lines else ""
 
 
 def _gain(own: BySeed, other: BySeed) -> str:

@@ -181,7 +181,7 @@ def results_markdown(
 
 def published_table(
     rows: Sequence[Row], title: str = "", note: str = "", digits: int = 2
-) -> text_tables.Table:
+) -> text_tables.TextTable:
     """Return results beside the published numbers, with the difference; a line a row, in their order."""
     lines = []
     scales = len({row.scale for row in rows}) > 1
@@ -201,7 +201,7 @@ def published_table(
         lines.append(tuple(line))
     scale = ("scale",) if scales else ()
     columns = ("scene", "method", "metric", *scale, "ours", "published", "ours − published", "seeds")
-    return text_tables.Table(columns, tuple(lines), title, note, left=3 + len(scale))
+    return text_tables.TextTable(columns, tuple(lines), title, note, left=3 + len(scale))
 
 
 def _check_number(name: str, value: float | None, metric: str) -> None:
@@ -241,6 +241,6 @@ def _links(figures: Sequence[Path], folder: Path) -> list[tuple[str, str]]:
     return out
 
 
-def _without_scene(table: text_tables.Table) -> text_tables.Table:
+def _without_scene(table: text_tables.TextTable) -> text_tables.TextTable:
     rows = tuple(row[1:] for row in table.rows)
-    return text_tables.Table(table.columns[1:], rows, table.title, table.note, left=table.left - 1)
+    return text_tables.TextTable(table.columns[1:], rows, table.title, table.note, left=table.left - 1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from fedkeep.metrics import per_client
-from fedkeep.report.text_tables import Table, to_markdown
+from fedkeep.report.text_tables import TextTable, to_markdown
 from fedkeep.report.wording import duration, size
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.book import METHODS, Book
@@ -42,7 +42,7 @@ def by_client(book: Book, cells: Cells, known: Mapping[str, Mapping[str, float]]
             (c, *(_beside(ours[m].get(c), printed.get(c, {}).get(m)) for m in methods)) for c in clients
         )
         title = f"{scene.name} by client, ours (published), %"
-        text += "\n" + to_markdown(Table(("client", *methods), rows, title), level=2)
+        text += "\n" + to_markdown(TextTable(("client", *methods), rows, title), level=2)
     return text
 
 
@@ -73,7 +73,9 @@ def fairness(book: Book, cells: Cells, of_client: OfClient) -> str:
     if not rows:
         return ""
     columns = ("scene", "method", "worst", "who", "deviation", "best", "deciles 10 % … 90 %")
-    return "\n" + to_markdown(Table(columns, tuple(rows), "Fairness over clients, Ap in %", left=2), level=2)
+    return "\n" + to_markdown(
+        TextTable(columns, tuple(rows), "Fairness over clients, Ap in %", left=2), level=2
+    )
 
 
 def costs(book: Book, cells: Cells) -> str:
@@ -93,7 +95,9 @@ def costs(book: Book, cells: Cells) -> str:
         "Bytes are means over clients and rounds as they are sent: tables cut to the words that a client uses. Times "
         "include evaluation, and were taken on machines that did other things too."
     )
-    return "\n" + to_markdown(Table(columns, tuple(rows), "Costs a client and round", note, left=2), level=2)
+    return "\n" + to_markdown(
+        TextTable(columns, tuple(rows), "Costs a client and round", note, left=2), level=2
+    )
 
 
 def _mean_of(found: Iterable[Numbers], name: str) -> float | None:
@@ -122,7 +126,7 @@ def of_repeats(book: Book, cells: Cells) -> str:
         "A repeat is a test review whose first 200 words are a training review's. Of cells that were computed since "
         "this is looked at. Means over clients; of the repeats, over reviews."
     )
-    return "\n" + to_markdown(Table(columns, tuple(rows), title, note, left=2), level=2)
+    return "\n" + to_markdown(TextTable(columns, tuple(rows), title, note, left=2), level=2)
 
 
 def _mean_over(found: Iterable[Mapping[str, float]]) -> float:

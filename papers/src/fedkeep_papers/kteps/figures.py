@@ -10,7 +10,7 @@ import numpy as np
 
 from fedkeep.experiments.reproductions import Request
 from fedkeep.metrics import ap
-from fedkeep.report.text_tables import Table, to_markdown
+from fedkeep.report.text_tables import TextTable, to_markdown
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.book import (
@@ -116,7 +116,7 @@ def figure5(request: Request) -> Path:
                 whose = f"client {found['client']} ({found['own_words']:,} own words), seed {seed}"
                 title = f"Nearest words by cosine, {label}, {whose}"
                 text += "\n" + to_markdown(
-                    Table(("word", "embedding", "nearest"), rows, title, left=3), level=2
+                    TextTable(("word", "embedding", "nearest"), rows, title, left=3), level=2
                 )
         return text
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.text_tables import Table, to_markdown
+from fedkeep.report.text_tables import TextTable, to_markdown
 from fedkeep_papers.kteps.book import METHODS, RATIO, Book, Line, global_accuracy, personalized
 from fedkeep_papers.kteps.cells import Cell, Overrides, missing
 from fedkeep_papers.kteps.details import Cells
@@ -139,4 +139,4 @@ def _differences(book: Book, tested: Cells, best: str) -> str:
         return ""
     columns = ("minus", "Ap, points", "Ag, points", "seeds")
     title = f"KTEPS, {best}, on the test reviews, paired by seed"
-    return "\n" + to_markdown(Table(columns, tuple(rows), title), level=2)
+    return "\n" + to_markdown(TextTable(columns, tuple(rows), title), level=2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import RunError
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.text_tables import Table, mean_std, to_markdown
+from fedkeep.report.text_tables import TextTable, mean_std, to_markdown
 from fedkeep_papers.kteps.book import (
     METHODS,
     RATIO,
@@ -135,7 +135,7 @@ def _tries(found: Mapping[str, float], rounds: Mapping[str, int]) -> str:
         return ""
     rows = tuple((name, str(rounds[name]), f"{100 * value:.2f}") for name, value in found.items())
     return "\n" + to_markdown(
-        Table(("variant", "rounds", "Ap on held-out reviews, %"), rows, "How it was chosen"), level=2
+        TextTable(("variant", "rounds", "Ap on held-out reviews, %"), rows, "How it was chosen"), level=2
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.text_tables import Table, to_markdown
+from fedkeep.report.text_tables import TextTable, to_markdown
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.book import METHODS, RATIO, Book, Line, global_accuracy, personalized
 from fedkeep_papers.kteps.cells import Cell, Overrides
@@ -101,7 +101,7 @@ def _ahead(book: Book) -> str:
             rows.append((way, *gaps, str(len(seeds))))
     columns = ("vectors", "Ap, points", "Ag, points", "seeds")
     title = "KTEPS minus FedAvg, paired by seed"
-    return "\n" + to_markdown(Table(columns, tuple(rows), title), level=2) if rows else ""
+    return "\n" + to_markdown(TextTable(columns, tuple(rows), title), level=2) if rows else ""
 
 
 def _cell(book: Book, usual: Cell, method: str, way: str, seed: int) -> Cell:

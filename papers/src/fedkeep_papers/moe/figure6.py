@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.text_tables import Table, mean_std, to_markdown
+from fedkeep.report.text_tables import TextTable, mean_std, to_markdown
 from fedkeep.report.wording import MISSING
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.results import Row, over_seeds, write_results
@@ -196,7 +196,7 @@ def _shares(own: Sheet, groups: Sequence[Sequence[Scene]]) -> str:
         *(f"{v.name}, %" for v in PAPER),
         *gaps_of,
     )
-    return to_markdown(Table(columns, tuple(lines), left=3))
+    return to_markdown(TextTable(columns, tuple(lines), left=3))
 
 
 def _kinds(own: Sheet, groups: Sequence[Sequence[Scene]]) -> str:
@@ -214,4 +214,4 @@ def _kinds(own: Sheet, groups: Sequence[Sequence[Scene]]) -> str:
                 numbers = (_points(alone), _points(joint), _points(joint - alone, "+.1f"))
                 lines.append((protocol, f"p = {scene.p:g}", kind, *numbers))
     columns = ("protocol", "", "local experts", *(f"{name}, %" for name in ALIKE), "Mixture − Local, points")
-    return to_markdown(Table(columns, tuple(lines), left=3))
+    return to_markdown(TextTable(columns, tuple(lines), left=3))

@@ -39,7 +39,7 @@ from fedkeep.methods import (
     pfl_da,
 )
 from fedkeep.methods.pfl_da import AddGate
-from fedkeep.report.text_tables import Table, to_markdown
+from fedkeep.report.text_tables import TextTable, to_markdown
 from fedkeep.report.wording import MISSING
 from fedkeep_papers.kit.cells import Slot, note_on_stale
 from fedkeep_papers.kit.results import Row, over_seeds, write_results
@@ -306,4 +306,4 @@ def _together(rows: Sequence[Row], scenes: Sequence[Scene]) -> str:
         mean = sum(whole) / len(values) if len(whole) == len(values) else None
         lines.append((name, *(MISSING if v is None else f"{100 * v:.1f}" for v in (*values, mean))))
     columns = ("accuracy (%), clean protocol", *(f"p = {s.p:g}" for s in scenes), "mean")
-    return to_markdown(Table(columns, tuple(lines)))
+    return to_markdown(TextTable(columns, tuple(lines)))

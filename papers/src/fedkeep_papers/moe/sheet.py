@@ -17,7 +17,7 @@ from fedkeep.data.readers.cifar import CIFAR100_TEST
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report.blocks import Figure
 from fedkeep.report.facts import dealing
-from fedkeep.report.text_tables import Table, mean_std, to_markdown
+from fedkeep.report.text_tables import TextTable, mean_std, to_markdown
 from fedkeep.report.wording import MISSING
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.cells import Finished, note_on_stale, runs_of
@@ -281,7 +281,7 @@ def paired(own: Sheet, scenes: Sequence[Scene], pairs: Sequence[tuple[Way, Way]]
             if one != other:
                 lines.append((protocol, f"{one.name} − {other.name}", *cells))
     columns = ("protocol", "difference in points, paired by seed", *(f"p = {s.p:g}" for s in scenes))
-    return to_markdown(Table(columns, tuple(dict.fromkeys(lines)), left=2, note=note))
+    return to_markdown(TextTable(columns, tuple(dict.fromkeys(lines)), left=2, note=note))
 
 
 def falls(own: Sheet, scenes: Mapping[float, Sequence[Scene]], ways: Sequence[Way]) -> str:
@@ -308,7 +308,7 @@ def falls(own: Sheet, scenes: Mapping[float, Sequence[Scene]], ways: Sequence[Wa
         f"change in points from q = {first:g}",
         *(f"p = {s.p:g}" for s in usual),
     )
-    return to_markdown(Table(columns, tuple(lines), left=3))
+    return to_markdown(TextTable(columns, tuple(lines), left=3))
 
 
 def _points(differences: Iterable[float]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedkeep.core.errors import DataError
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
-from fedkeep.report.text_tables import Table, to_markdown
+from fedkeep.report.text_tables import TextTable, to_markdown
 from fedkeep.report.wording import MISSING, difference, is_fraction, metric_name, plain
 from fedkeep_papers.kit.cells import Finished, Slot, note_on_stale, runs_of
 from fedkeep_papers.kit.results import Row, over_seeds, write_results
@@ -200,7 +200,9 @@ class Sheet:
             "seeds",
         )
         note = "Each user counts once, whatever the number of examples; docs/compare.md says how to read it."
-        table = Table(columns, tuple(lines), f"{scene.title}: what personalisation was worth", note, left=2)
+        table = TextTable(
+            columns, tuple(lines), f"{scene.title}: what personalisation was worth", note, left=2
+        )
         return to_markdown(table, level=2)
 
 
@@ -217,7 +219,7 @@ def _together(rows: Sequence[Row]) -> str:
 
     columns = ("method", *(f"{s.title}: {metric_name(s.metrics[0])}" for s in SCENES))
     lines = [(m, *(written(known[s.title, m, s.metrics[0]]) for s in SCENES)) for m in (COUNTING, *METHODS)]
-    return to_markdown(Table(columns, tuple(lines)))
+    return to_markdown(TextTable(columns, tuple(lines)))
 
 
 def _beside(rows: Sequence[Row]) -> list[str]:

@@ -18,7 +18,7 @@ from fedkeep.experiments.sweeps.plan import JOURNAL, Sweep
 from fedkeep.experiments.sweeps.trials import best_of, trial_folder
 from fedkeep.experiments.toml import value_text
 from fedkeep.report.page import finite
-from fedkeep.report.text_tables import Table, mean_std, to_csv, to_markdown
+from fedkeep.report.text_tables import TextTable, mean_std, to_csv, to_markdown
 from fedkeep.report.wording import count, duration, lower_is_better, metric_inline, spread
 from fedkeep.version import NUMERICS
 
@@ -128,7 +128,7 @@ def _test(sweep: Sweep, method: str, number: int) -> list[float]:
     return found
 
 
-def table(sweep: Sweep, found: Sequence[Result]) -> Table:
+def table(sweep: Sweep, found: Sequence[Result]) -> TextTable:
     """Return the results as a table; what every method was given stands below it."""
     metric = metric_inline(sweep.metric)
     rows = [
@@ -153,7 +153,7 @@ def table(sweep: Sweep, found: Sequence[Result]) -> Table:
         note += f" ± is the sample standard deviation over {len(sweep.seeds)} seeds."
     note = " ".join([note, *filter(None, map(_unfinished, found))])
     columns = ("method", "chosen", f"valid {metric}", f"test {metric}", "trials", "rounds", "time")
-    return Table(columns, tuple(rows), note=note, left=2)
+    return TextTable(columns, tuple(rows), note=note, left=2)
 
 
 def _unfinished(r: Result) -> str:
