@@ -42,13 +42,28 @@ def page(folder: Path) -> str:
         ),
         "## A cluster: `python -m benchmarks.cluster`",
         table(
-            ("runs by", "runs", "equal to one machine's", "processes killed", "seconds"),
             (
-                (one["place"], one["runs"], one["equal"], one["killed"], one["seconds"])
+                "runs by",
+                "runs",
+                "equal to one machine's",
+                "processes killed",
+                "seconds",
+                "overhead a run, seconds",
+            ),
+            (
+                (
+                    one["place"],
+                    one["runs"],
+                    one["equal"],
+                    one["killed"],
+                    one["seconds"],
+                    one.get("overhead a run, seconds"),
+                )
                 for one in cluster["places"]
                 if "killed" in one
             ),
         ),
+        "The overhead is that of two runs at a time over `--jobs 2` here, where no process is killed.",
         *paced(cluster["places"]),
         "## Memory of the server: `python -m benchmarks.server_memory`",
         f"A model of {memory['model'] / MB:.0f} MB; memory beyond what the server app had before the round.",
