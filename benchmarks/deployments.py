@@ -25,7 +25,7 @@ from fedkeep.core.files import load_verified
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
-from fedkeep.experiments.run import adapt_clients
+from fedkeep.experiments.personalize import adapt_clients
 from fedkeep.flower.local_federation import Local, federation, local_of, train
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.device_store import counted

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from fedkeep.core.optim import adagrad, adam, sgd
     from fedkeep.data import FederatedData
     from fedkeep.experiments import trackers
-    from fedkeep.experiments.exported_models import load_encoding, load_model
     from fedkeep.experiments.load import load_run
+    from fedkeep.experiments.personalize.exported import load_encoding, load_model
     from fedkeep.experiments.run import Run
     from fedkeep.experiments.simulate import simulate
     from fedkeep.methods import Adapt, Client, Init, Method, Optimize, Phase, Server, WeightedMean, averaging
@@ -67,7 +67,7 @@ _HOME = {
     "core.declared": ("declare",),
     "core.optim": ("adagrad", "adam", "sgd"),
     "data": ("FederatedData",),
-    "experiments.exported_models": ("load_encoding", "load_model"),
+    "experiments.personalize.exported": ("load_encoding", "load_model"),
     "experiments.load": ("load_run",),
     "experiments.run": ("Run",),
     "experiments.simulate": ("simulate",),

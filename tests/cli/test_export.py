@@ -25,7 +25,8 @@ from fedkeep.core.files import state_name
 from fedkeep.engines.use import PersonalModel
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.onnx_files import write_onnx
-from fedkeep.experiments.run import Run, adapt_clients
+from fedkeep.experiments.personalize import adapt_clients
+from fedkeep.experiments.run import Run
 from tests.cli.conftest import Command
 from tests.commands import succeeded
 from tests.engines.vectorised.cohorts import TEXTS
@@ -417,7 +418,7 @@ def test_what_cannot_be_exported_leaves_nothing(
         library.models.Linear(4, 3), library.methods.furl("user"), library.data.toy(), rounds=1
     )
 
-    monkeypatch.setattr("fedkeep.experiments.run.sealed_bytes", interrupt)
+    monkeypatch.setattr("fedkeep.experiments.personalize.exported.sealed_bytes", interrupt)
     before = set(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
         plain.export("m")

@@ -13,9 +13,9 @@ from fedkeep.cli.personalize import parse_k
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import state_name
 from fedkeep.core.run_files import read_info
-from fedkeep.experiments.fitted import read_fitted
 from fedkeep.experiments.load import load_run
-from fedkeep.experiments.run import adapt_clients
+from fedkeep.experiments.personalize import adapt_clients
+from fedkeep.experiments.personalize.kept import read_fitted
 from tests.cli.conftest import Command
 from tests.cli.test_run import states
 from tests.commands import succeeded

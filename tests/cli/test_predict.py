@@ -13,8 +13,8 @@ import torch
 
 import fedkeep as library
 from fedkeep.core.net import logits_of
-from fedkeep.experiments import exported_models
 from fedkeep.experiments.load import load_run
+from fedkeep.experiments.personalize import exported
 from fedkeep.experiments.run import Run
 from tests.cli.conftest import Command
 from tests.commands import succeeded
@@ -113,8 +113,8 @@ def test_what_models_have_in_common_is_read_once(
         return call
 
     for name in ("read_sealed", "load_verified"):
-        own = counted(getattr(exported_models, name))
-        monkeypatch.setattr(exported_models, name, own)
+        own = counted(getattr(exported, name))
+        monkeypatch.setattr(exported, name, own)
     assert fedkeep("predict", "m", "--data", "all.csv").exit_code == 0
     assert (read.count("model.json"), read.count("shared.safetensors")) == (1, 1)
 
@@ -302,7 +302,7 @@ def test_nobody_has_the_shared_model_where_every_client_has_a_copy_of_its_own(
     kind: str, trained: Callable[..., Run]
 ) -> None:
     run = trained(f"method.kind={kind}")
-    written = exported_models.Exported(Path("m")).shared()
+    written = exported.Exported(Path("m")).shared()
     with torch.no_grad():
         here, there = (
             logits_of(model(x=scaled(run, X)))

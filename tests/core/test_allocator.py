@@ -76,7 +76,7 @@ def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 SIMULATED = """
 import fedkeep
 from fedkeep.core import allocator
-from fedkeep.experiments.side_by_side import processes
+from fedkeep.experiments.processes import processes
 
 def run():
     fedkeep.simulate(fedkeep.models.Linear(4, 3), fedkeep.methods.fedavg(), fedkeep.data.toy(users=4), rounds=1)

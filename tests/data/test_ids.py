@@ -20,8 +20,7 @@ from fedkeep import FederatedData, Phase, methods, sgd, simulate
 from fedkeep.core.errors import DataError
 from fedkeep.data.ids import PackedIds, RangeIds, SomeIds, as_id, check_ids, group_rows
 from fedkeep.experiments.analyses import user_vectors
-from fedkeep.experiments.personalize import cold_start
-from fedkeep.experiments.run import adapt_clients
+from fedkeep.experiments.personalize import adapt_clients, cold_start
 from fedkeep.models import Linear
 from tests.refusals import raises
 

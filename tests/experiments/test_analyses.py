@@ -26,7 +26,7 @@ from fedkeep.experiments.analyses import (
     user_vectors,
     write_analyses,
 )
-from fedkeep.experiments.run import adapt_clients
+from fedkeep.experiments.personalize import adapt_clients
 from fedkeep.methods.aggregate import RunningMean
 from fedkeep.report.runs import read_sealed_analyses
 from fedkeep.split import Upload

@@ -9,8 +9,8 @@ import torch
 
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.config import parse_config
-from fedkeep.experiments.exported_models import load_model
 from fedkeep.experiments.load import load_run
+from fedkeep.experiments.personalize.exported import load_model
 from fedkeep.experiments.run_directory import read_info
 
 TEXT = """

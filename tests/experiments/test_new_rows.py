@@ -11,7 +11,7 @@ import pytest
 
 from fedkeep import FederatedData, methods, models, simulate
 from fedkeep.core.errors import DataError
-from fedkeep.experiments.exported_models import Exported
+from fedkeep.experiments.personalize.exported import Exported
 from fedkeep.experiments.run import Run
 
 ROWS = 60

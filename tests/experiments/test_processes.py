@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedkeep.experiments.side_by_side import processes
+from fedkeep.experiments.processes import processes
 
 _KNOWN: list[str] = []
 
@@ -38,7 +38,7 @@ def test_each_begins_with_its_threads_and_what_it_was_given() -> None:
 
 MAIN = """
 import pathlib, signal, sys, time
-from fedkeep.experiments.side_by_side import processes
+from fedkeep.experiments.processes import processes
 from tests.experiments.test_processes import wait
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_model, settled
 from fedkeep.experiments.config import Config
-from fedkeep.experiments.exported_models import load_model
+from fedkeep.experiments.personalize.exported import load_model
 from fedkeep.experiments.simulate import simulate
 from fedkeep.models import SequenceClassifier
 

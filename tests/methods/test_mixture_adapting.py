@@ -17,8 +17,7 @@ from fedkeep.core.net import Net
 from fedkeep.data import opt_out
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
-from fedkeep.experiments.personalize import rooted
-from fedkeep.experiments.run import adapt_clients
+from fedkeep.experiments.personalize import adapt_clients, rooted
 from fedkeep.methods import EarlyStopping, Phase, mixture
 from fedkeep.models import ConfidenceGate, MixtureOfExperts
 from tests.engines.reference import step

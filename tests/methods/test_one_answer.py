@@ -17,7 +17,7 @@ from fedkeep.core.sealed import read_sealed
 from fedkeep.engines.rehearsal import told_head
 from fedkeep.engines.use import encoding_of, predictions
 from fedkeep.experiments.learned import summarize
-from fedkeep.experiments.run import INFO
+from fedkeep.experiments.personalize.exported import INFO
 from fedkeep.methods import Global, Sent
 from fedkeep.methods.private import SendWithoutBound
 from fedkeep.models import Linear

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from fedkeep import FederatedData, Method, WeightedMean, methods, sgd, simulate
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
-from fedkeep.experiments.personalize import cold_start
-from fedkeep.experiments.run import adapt_clients
+from fedkeep.experiments.personalize import adapt_clients, cold_start
 from fedkeep.methods import Phase
 from tests.engines.reference import averaged, close, cohorts, rows_of, step
 from tests.fitting import fit_private

@@ -20,7 +20,8 @@ from fedkeep.core.errors import ConfigError, FailedError, LostError, MethodError
 from fedkeep.core.params import Params
 from fedkeep.core.records import Record, from_line
 from fedkeep.engines import Adaptation
-from fedkeep.experiments.run import Run, adapt_clients
+from fedkeep.experiments.personalize import adapt_clients
+from fedkeep.experiments.run import Run
 from fedkeep.methods import SecureSums, securely
 from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.remote.device_file import DeviceFile, file_of

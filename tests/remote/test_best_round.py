@@ -15,7 +15,7 @@ import torch
 from fedkeep import Run, simulate
 from fedkeep.core.params import Params
 from fedkeep.core.run_files import read_commit, read_info
-from fedkeep.experiments.run import adapt_clients
+from fedkeep.experiments.personalize import adapt_clients
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.device_store import STAGED, DeviceStore, counted
 from fedkeep.remote.served_run import Federation, serve_run

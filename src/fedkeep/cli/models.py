@@ -65,7 +65,7 @@ def predict(
     Further examples: fedkeep predict models --data new.csv --out predicted.csv, and
     fedkeep predict models --data new.parquet --shared --json
     """
-    from fedkeep.experiments.exported_models import Exported
+    from fedkeep.experiments.personalize.exported import Exported
     from fedkeep.experiments.predicting import predict_table, scored
 
     check_asked(client, user, shared, out)

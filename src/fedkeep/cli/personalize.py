@@ -137,7 +137,7 @@ def _everyone(run: Run, folder: Path, workers: int) -> None:
 
 def _held_out(run: Run, folder: Path, ks: list[int | None], *, asked: bool) -> None:
     from fedkeep.experiments.analyses import cold_start_form, falls_in_words, write_analyses
-    from fedkeep.experiments.personalize import DEFAULT_K, cold_start
+    from fedkeep.experiments.personalize.cold_start import DEFAULT_K, cold_start
 
     if not len(run.held_out):
         raise ConfigError(
@@ -181,7 +181,7 @@ def _held_out(run: Run, folder: Path, ks: list[int | None], *, asked: bool) -> N
 
 
 def _named(run: Run, clients: list[str], ks: list[int | None], *, asked: bool) -> None:
-    from fedkeep.experiments.run import adapt_clients
+    from fedkeep.experiments.personalize import adapt_clients
     from fedkeep.tasks import tasks_in
 
     metric = tasks_in(run.data.meta)[0].headline

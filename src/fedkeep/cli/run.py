@@ -158,7 +158,7 @@ def show_result(run: Run, found: FoundConfig) -> None:
     """Print the metrics at the best epoch."""
     from fedkeep.experiments.drive import SHARED
     from fedkeep.experiments.learned import remarks, simplest, summarize
-    from fedkeep.experiments.personalize import scores_of
+    from fedkeep.experiments.personalize.fine_tuning import scores_of
     from fedkeep.report.runs import read_sealed_analyses
     from fedkeep.tasks import tasks_in
 

@@ -224,7 +224,13 @@ def state_name(client: str) -> str:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors as one safetensors file, whole or not at all."""
-    write_whole(path, save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}))
+    write_whole(path, tensor_file(tensors)[0])
+
+
+def tensor_file(tensors: Mapping[str, Tensor]) -> tuple[bytes, str]:
+    """Return the content of a safetensors file, and its hash, by which ``load_verified`` reads it."""
+    content = save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
+    return content, hashlib.sha256(content).hexdigest()
 
 
 def read_tensors(path: Path) -> Params:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from fedkeep.core.errors import MethodError, check_choice, check_range
+from fedkeep.core.errors import ConfigError, MethodError, check_choice, check_range
+from fedkeep.core.optim import Kind, Optimizer
 from fedkeep.core.params import CLIENT, Params, is_state, prefixed, row, to
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.engines.batches import Stream
@@ -203,59 +204,116 @@ def first_rows(job: Job, client: int, k: int | None) -> np.ndarray:
     return order if k is None else order[:k]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """How clients are fine-tuned and tested.
+@dataclass(frozen=True)
+class FineTuning:
+    """How clients' whole models are fine-tuned and tested: by the method's own losses and optimisers, at lower rates.
 
     Attributes:
-        phases: several of them take turns on every mini-batch, unless the method says otherwise; none: nothing is
-            trained, and the first test is all of them.
-        tests: how many after the first.
+        ratio: the learning rates, as a multiple of those in federation; 0: nothing is trained, and the first test is
+            all of them.
+        steps: mini-batches to train on.
         every: mini-batches between two tests.
+        optimizer: another kind of optimiser than the method's, e.g. ``"adam"``, at the same rates; None: the method's.
+    """
+
+    ratio: float = 0.01
+    steps: int = 200
+    every: int = 20
+    optimizer: Kind | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimizer is not None:
+            check_choice("The optimiser of personalisation must be", self.optimizer, get_args(Kind))
+        if not (self.ratio >= 0 and self.steps >= 1 and self.every >= 1 and self.steps % self.every == 0):
+            raise ConfigError(
+                "Personalisation wants a ratio of at least 0, and steps that are a multiple of every, both at least "
+                "1; got ratio {ratio}, steps {steps} and every {every}.",
+                ratio=self.ratio,
+                steps=self.steps,
+                every=self.every,
+            )
+
+    @property
+    def tested(self) -> tuple[int, ...]:
+        """Mini-batches before each test: 0, every, 2·every, …"""
+        return tuple(range(0, self.steps + 1, self.every))
+
+    def phases(self, method: Method, trainable: list[str]) -> tuple[Phase, ...]:
+        """Return the phases that fine-tune everything.
+
+        A method of one phase trains all parameters with it. Where a method has several, each trains its own, and they
+        take turns on every mini-batch.
+        """
+        phases = method.client.phases
+        return tuple(
+            replace(
+                phase,
+                trains=tuple(phase.trained_names(method.split, trainable)) if len(phases) > 1 else "all",
+                optimizer=self._slower(phase.optimizer),
+                steps=self.steps,
+                batch_size=phases[0].batch_size,
+                examples="all",
+                early_stopping=None,
+            )
+            for phase in phases
+        )
+
+    def _slower(self, optimizer: Optimizer) -> Optimizer:
+        return replace(
+            optimizer,
+            kind=self.optimizer or optimizer.kind,
+            learning_rate=self.ratio * optimizer.learning_rate,
+            rates=tuple((pattern, self.ratio * rate) for pattern, rate in optimizer.rates),
+            schedule="constant",
+        )
+
+
+def curve(
+    job: Job,
+    client: int,
+    sent: Sent,
+    tuning: FineTuning,
+    *,
+    round: int,
+    predicts: Mapping[str, Predict],
+    split: str,
+) -> dict[str, tuple[float, ...]]:
+    """Fine-tune a client from what it is sent and keeps; return its accuracies by prediction: before, and at each test.
+
+    Args:
+        job, client, sent, tuning: who, and how.
         round: the run's, which names the draws.
         predicts: what is tested, by name.
         split: on which examples.
-    """
-
-    phases: tuple[Phase, ...]
-    tests: int
-    every: int
-    round: int
-    predicts: Mapping[str, Predict]
-    split: str = "test"
-
-
-def curve(job: Job, client: int, sent: Sent, tuning: Tuning) -> dict[str, tuple[float, ...]]:
-    """Fine-tune a client from what it is sent and keeps; return its accuracies by prediction: before, and at each test.
 
     Raises:
         NonFiniteError: fine-tuning broke down to NaN; names the client.
     """
-    found: dict[str, list[float]] = {name: [] for name in tuning.predicts}
+    found: dict[str, list[float]] = {name: [] for name in predicts}
 
     def test(params: Params) -> None:
-        for name, predict in tuning.predicts.items():
-            found[name].append(accuracy(job, client, sent, params, predict, tuning.split))
+        for name, predict in predicts.items():
+            found[name].append(accuracy(job, client, sent, params, predict, split))
 
     name, rows = str(job.data.ids[client]), job.rows(client)
     kept = row(job.store.read([client]), 0)
     start = {n: v.to(job.device) for n, v in {**trained_initial(job.net), **sent.params, **kept}.items()}
     test(start)
-    if not tuning.phases or not len(rows):
-        return {way: tuple(values * (tuning.tests + 1)) for way, values in found.items()}
-    draws = Stream(job.seed, f"personalization/{name}", tuning.round, f"Client {name!r}, fine-tuning")
+    if not tuning.ratio or not len(rows):
+        return {way: tuple(values * len(tuning.tested)) for way, values in found.items()}
+    phases = tuning.phases(job.method, sorted(job.net.trainable()))
     turns = job.method.client.turns
     if not isinstance(turns, tuple):
-        turns = "batches" if len(tuning.phases) > 1 else "phases"
+        turns = "batches" if len(phases) > 1 else "phases"
     local_run(
         job.net,
         Split("*"),
-        Client(phases=tuning.phases, turns=turns, tables=job.method.client.tables),
+        Client(phases=phases, turns=turns, tables=job.method.client.tables),
         start,
         sent.flat,
         job.data,
         rows,
-        draws,
+        Stream(job.seed, f"personalization/{name}", round, f"Client {name!r}, fine-tuning"),
         device=job.device,
         watch=LocalRunWatch(tuning.every, lambda _, params: test(params)),
     )

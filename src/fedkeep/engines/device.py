@@ -23,9 +23,9 @@ from fedkeep.data.ids import SomeIds
 from fedkeep.engines.adapt import (
     NOBODY,
     Adaptation,
+    FineTuning,
     Fits,
     Fitting,
-    Tuning,
     curve,
     first_rows,
     one_by_one,
@@ -41,6 +41,7 @@ from fedkeep.engines.lanes import Moves, made_of_all
 from fedkeep.engines.tables.lookups import with_declared_tables
 from fedkeep.engines.tally import Judged, Leaves
 from fedkeep.methods import Global, Method, Sent, newest
+from fedkeep.methods.base import Predict
 from fedkeep.methods.client import accepted
 from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Upload
@@ -356,10 +357,22 @@ class LocalDevice:
             return []
         return self.judge(orders, adaptation.split, (*adaptation.beside, adaptation.name))
 
-    def curves(self, orders: Iterable[Order], tuning: Tuning) -> Iterator[dict[str, tuple[float, ...]]]:
-        """Fine-tune a copy of each client's whole model; yield its accuracies by prediction, before and on the way."""
-        for client, sent in self._asked(orders):
-            yield curve(self.job, client, sent, tuning)
+    def curves(
+        self, orders: Iterable[Order], tuning: FineTuning, predicts: Mapping[str, Predict], split: str
+    ) -> Iterator[dict[str, tuple[float, ...]]]:
+        """Fine-tune a copy of each client's whole model; yield its accuracies by prediction, before and on the way.
+
+        Args:
+            orders: what the server sends each client.
+            tuning: how.
+            predicts: what is tested, by name.
+            split: on which examples.
+        """
+        for order in orders:
+            client = self._position(order.client)
+            yield curve(
+                self.job, client, order.sent, tuning, round=order.round, predicts=predicts, split=split
+            )
 
     def hold(
         self, name: Literal["adapted", "local"], store: PrivateStore, clients: Collection[int] | None = None

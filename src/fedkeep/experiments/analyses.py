@@ -23,7 +23,7 @@ from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
-from fedkeep.experiments.personalize import ColdStart, labels_of
+from fedkeep.experiments.personalize.cold_start import ColdStart, labels_of
 from fedkeep.experiments.recommending import Popular, Ranking, full_ranking
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import locked

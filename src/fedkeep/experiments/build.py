@@ -41,7 +41,7 @@ from fedkeep.experiments.config import (
 )
 from fedkeep.experiments.config_tables import check_options
 from fedkeep.experiments.continuing import Before, Origin, encoding_in
-from fedkeep.experiments.personalize import add_curve, check_task
+from fedkeep.experiments.personalize.fine_tuning import add_curve, check_task
 from fedkeep.experiments.plugins import Offered, imported, is_own, says_it_returns
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_settings import RunSettings

@@ -34,7 +34,6 @@ from fedkeep.core.sealed import check_format
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.cells import CLASS, ID
 from fedkeep.data.readers.load_table import load_table
-from fedkeep.experiments.adapting import share_adapted
 from fedkeep.experiments.ahead import Ahead
 from fedkeep.experiments.analyses import add_ranking
 from fedkeep.experiments.build import ahead_of, build_data, run_config, simulation_of
@@ -42,6 +41,7 @@ from fedkeep.experiments.config import Config, WrittenConfig
 from fedkeep.experiments.learned import still_improving, summarize
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
+from fedkeep.experiments.personalize.kept import share_adapted
 from fedkeep.experiments.places import Place, State, WrittenJob, WrittenPath
 from fedkeep.experiments.progress import Stand
 from fedkeep.experiments.run_directory import damaged_plan, in_use

@@ -21,8 +21,8 @@ from pydantic import (
 from fedkeep.core.errors import ConfigError, MethodError, near_path, raising
 from fedkeep.core.optim import Optimizer
 from fedkeep.data.preparation import Rules
+from fedkeep.engines.adapt import FineTuning
 from fedkeep.experiments.config_tables import Names, Open, Rate, Strict, Table, made_of
-from fedkeep.experiments.personalize import Protocol
 from fedkeep.experiments.plugins import builtin_text
 from fedkeep.experiments.recommending import Ranking
 from fedkeep.experiments.run_settings import RunSettings
@@ -206,7 +206,7 @@ class Config(Strict):
     model: ModelConfig = ModelConfig.model_validate({})
     method: MethodConfig = MethodConfig()
     run: Annotated[RunSettings, Table()] = RunSettings()
-    personalization: Annotated[Protocol, Table()] | None = None
+    personalization: Annotated[FineTuning, Table()] | None = None
     ranking: Annotated[Ranking, Table()] | None = None
     preparation: Annotated[Rules, Table()] = Rules()
     privacy: Annotated[DifferentialPrivacy, Table()] | None = None

@@ -32,8 +32,8 @@ from fedkeep.engines import (
 )
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.first_values import declared
-from fedkeep.experiments.adapting import forget_adapting
 from fedkeep.experiments.conductor import Conductor, checkpoint
+from fedkeep.experiments.personalize.kept import forget_adapting
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run_directory import failure_noted
 from fedkeep.experiments.trackers import Tell, tracked

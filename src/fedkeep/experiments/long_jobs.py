@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from fedkeep.core.errors import FedkeepError, RunError
 from fedkeep.experiments.forecast import Forecast
 from fedkeep.experiments.places import RETRIES, GoneError, LongJob, OutOfTimeError, Place
+from fedkeep.experiments.processes import processes
 from fedkeep.experiments.progress import Stand, tell_elsewhere
-from fedkeep.experiments.side_by_side import processes
 
 TOO_SHORT = (
     "{why} It did not finish one more round, so no other job of this length will. Give jobs more time, e.g. --slurm "

@@ -18,8 +18,8 @@ from fedkeep.data.readers.kinds import field_of, lacking
 from fedkeep.data.readers.load_table import load_table
 from fedkeep.data.readers.tables import names_in
 from fedkeep.engines.use import Predicted, predictions, said_tasks, takes_of
-from fedkeep.experiments.exported_models import Exported
 from fedkeep.experiments.new_rows import WANTED, examples_in, read_by
+from fedkeep.experiments.personalize.exported import Exported
 from fedkeep.tasks import Task
 
 

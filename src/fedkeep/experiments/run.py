@@ -8,10 +8,7 @@ what the client kept in federation. ``fit`` gives models to clients who were not
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import os
-import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,39 +17,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import torch
-from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 
 from fedkeep.core.describe import describe
-from fedkeep.core.errors import ConfigError, DataError, MethodError, RunError, check_choice, raising, warn
-from fedkeep.core.files import beside, expanded, keep_private, state_name, sync_folder, sync_tree
-from fedkeep.core.modes import with_gradients
+from fedkeep.core.errors import ConfigError, DataError, MethodError, check_choice, raising, warn
+from fedkeep.core.files import expanded
 from fedkeep.core.net import Net
-from fedkeep.core.params import CLIENT, SERVER, Params, State, is_state, prefixed, to
+from fedkeep.core.params import CLIENT, Params, State, is_state, to
 from fedkeep.core.records import Record
 from fedkeep.core.run_files import read_commit, read_info
-from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
 from fedkeep.data.alike import respelled
 from fedkeep.data.ids import SomeIds, as_id
 from fedkeep.engines import Adaptation, Job, Judged, LocalDevice, Order, Sequential, orders_of, to_records
-from fedkeep.engines.adapt import NOBODY, Fits, one_by_one, own_default, own_split
+from fedkeep.engines.adapt import Fits, one_by_one, own_default, own_split
 from fedkeep.engines.judge import recalled
 from fedkeep.engines.use import Predicted, as_module, encoding_of
-from fedkeep.experiments.fitted import write_fitted
 from fedkeep.experiments.new_rows import predict_rows
-from fedkeep.experiments.onnx_files import write_onnx
-from fedkeep.experiments.progress import make_progress
+from fedkeep.experiments.personalize.adapting import fits_in, let_adapt
+from fedkeep.experiments.personalize.kept import write_fitted
 from fedkeep.experiments.recommending import KS, FullRanking, full_ranking, recommended
-from fedkeep.experiments.side_by_side import side_by_side
 from fedkeep.methods import Global, Kept, Method, Sent
-from fedkeep.methods.base import Recalls, forward
-from fedkeep.nn.adapters import save_adapter
+from fedkeep.methods.base import Recalls
 from fedkeep.store import Default, MemoryStore, PrivateStore
 from fedkeep.tasks import tasks_in
 from fedkeep.tasks.results import ExampleResults, Model
-from fedkeep.version import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,9 +49,6 @@ if TYPE_CHECKING:
 Stage = Literal["own", "before", "shared"]
 """Which of a client's models: its own after all steps of the method; as it was after the rounds, before a last step of
 the method's own; or the shared part alone, with default private values."""
-
-INFO, SHARED = "model.json", "shared.safetensors"
-"""Files of a folder of exported models."""
 
 ANSWER = "own"
 """What stands behind a split's name in records of the run's answer."""
@@ -421,11 +407,13 @@ class Run:
     def _fit(
         self, clients: Iterable[str | int], workers: int = 1, progress: bool | None = None
     ) -> dict[str, Params]:
-
-        found = adapt_clients(self, clients, workers=workers, progress=progress)
-        self.fitted |= found.fitted
-        self.stopped |= found.stopped
-        return found.fitted
+        chosen = self.members(clients)
+        fitted, stopped = let_adapt(
+            self.local_device(fits_in(workers)), self.orders(chosen), chosen, Adaptation(), progress=progress
+        )
+        self.fitted |= fitted
+        self.stopped |= stopped
+        return fitted
 
     def _finish(self, clients: Iterable[str]) -> None:
         """Let clients take the method's own last step who have not."""
@@ -592,6 +580,8 @@ class Run:
             DataError: there is no such client.
             ConfigError: a client was held out of federation and was not fitted; a package for ONNX is missing.
         """
+        from fedkeep.experiments.personalize.exported import export_models
+
         return export_models(self, folder, clients, onnx=onnx)
 
     def save(self, folder: Path | str) -> None:
@@ -700,190 +690,3 @@ def parted(data: FederatedData, method: Method) -> FederatedData:
     start, end = data.offsets[:-1], data.offsets[1:]
     bounds = np.stack([start, end, end, end], 1)
     return FederatedData(data.columns, data.offsets, data.ids, bounds, data.meta, check=False)
-
-
-@with_gradients
-def adapt_clients(
-    run: Run,
-    clients: Iterable[str | int] | None = None,
-    *,
-    begin: Literal["kept", "default", "initial"] = "kept",
-    examples: int | None = None,
-    start: Mapping[str, Params] | Mapping[int, Params] | None = None,
-    workers: int = 1,
-    progress: bool | None = None,
-) -> Run:
-    """Adapt clients on their own training examples, each from its own values.
-
-    A client that took part in federation starts from its kept private values (from default ones, if the method's start
-    anew in every round), and whatever is its own while it adapts beyond these from what it is sent.
-
-    Args:
-        run: a finished run; nothing of it is changed.
-        clients: their ids; by default of all of the data.
-        begin: ``"default"``: everyone starts as a new client does; ``"initial"``: from the model's values.
-        examples: how many of a client's training examples, the first in a seeded order; None: all.
-        start: by client's id, values to start from instead.
-        workers: processes side by side; results don't depend on it.
-        progress: as for ``simulate``.
-
-    Raises:
-        ConfigError: there is no client to adapt, or ``begin`` or ``examples`` is wrong.
-        DataError: there is no such client.
-        MethodError: the method has no adaptation, or its adaptation trains federated parameters.
-    """
-    everyone = SomeIds(run.data.ids, np.arange(len(run.data)))
-    chosen = everyone if clients is None else run.members(clients)
-    if not len(chosen):
-        raise ConfigError(NOBODY)
-    given = {str(run.data.ids[run.data.index(c)]): values for c, values in (start or {}).items()}
-    device = run.local_device(partial(side_by_side, workers=workers) if workers > 1 else one_by_one)
-    with make_progress(progress, f"adapting, {run.method.name}", len(chosen)) as bar:
-        device.adapt(
-            run.orders(chosen),
-            Adaptation(begin=begin, examples=examples, split=""),
-            start=given,
-            done=lambda done: bar.update(done, {}),
-        )
-    found, held = replace(run, clients=chosen), device.held("adapted")
-    found.stopped = {str(run.data.ids[c]): passes for c, passes in device.stopped.items()}
-    found.fitted = {c: {n: v[0] for n, v in held.read([run.data.index(c)]).items()} for c in chosen}
-    return found
-
-
-def export_models(
-    run: Run,
-    folder: Path | str,
-    clients: Iterable[str | int] | None = None,
-    *,
-    onnx: bool = False,
-    peft: bool = False,
-    config: str | None = None,
-) -> list[str]:
-    """Write clients' models into a new folder; see ``Run.export``.
-
-    Args:
-        run, folder, clients, onnx: as there.
-        peft: also write each client's adapter as ``save_adapter`` does, in ``clients/NAME.peft``.
-        config: the configuration that the models follow, as TOML; None: the one that the run's folder keeps.
-    """
-    out = expanded(folder)
-    given = clients if clients is None or isinstance(clients, str | int) else list(clients)
-    new = _new_in(run, given)
-    rest = [c for c in given if as_id(c) not in new] if new else given  # type: ignore[union-attr]
-    chosen = [*run.members(rest), *new]
-    config = _config_text(run) if config is None else config
-    _check(run, chosen)
-    if out.exists():
-        raise RunError(
-            "{out} already exists; it is not overwritten. Move it, or name another folder.", out=out
-        )
-    part = beside(out.absolute())
-    try:
-        (part / "clients").mkdir(parents=True)
-        _write(run, part, chosen, config)
-        if onnx:
-            for name in chosen:
-                path = (part / "clients" / state_name(name)).with_suffix(".onnx")
-                write_onnx(run.model(name).cpu(), run.data, max(0, run.data.ids.position(name)), path)
-        for name in chosen if peft else ():
-            save_adapter(run.model(name).cpu(), (part / "clients" / state_name(name)).with_suffix(".peft"))
-        keep_private(part)
-        sync_tree(part)
-        os.rename(part, out)
-        sync_folder(out.absolute().parent)
-    except OSError as error:
-        raise RunError("Cannot write {out}: {why}.", out=out, why=error.strerror or error) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return chosen
-
-
-def _new_in(run: Run, clients: Sequence[str | int] | str | int | None) -> list[str]:
-    """Return the clients among these who were fitted on other data than the run's, each once."""
-    if clients is None or isinstance(clients, str | int):
-        return []
-    return [c for c in dict.fromkeys(map(as_id, clients)) if c in run.fitted and run.data.ids.position(c) < 0]
-
-
-def _config_text(run: Run) -> str:
-    """Return the configuration that a run was made from; empty where there was none."""
-    if run.folder is None or not (run.folder / "run.json").exists():
-        return ""
-    info = read_info(run.folder)
-    return str(info.get("config_text") or "") if info.get("config") else ""
-
-
-def _check(run: Run, chosen: Sequence[str]) -> None:
-    """Raise ConfigError where a client has nothing of its own yet."""
-    if run.method.adapt.everyone:
-        return
-    late = set(chosen) & set(run.held_out) - set(run.fitted)
-    for client in late if run.method.adapt.phases else ():  # without a phase it has what it ever will
-        raise ConfigError(
-            "{client!r} was held out of federation, so it has no values of its own yet. Fit them on its examples: "
-            "run.fit([{client!r}]), on the command line fedkeep personalize RUN --client {client}.",
-            client=client,
-        )
-    _warn_of_untrained(run, [client for client in chosen if client not in run.fitted])
-
-
-def _warn_of_untrained(run: Run, chosen: Sequence[str]) -> None:
-    """Warn where what is written was never trained: no round was, or some clients were never drawn."""
-    if not chosen or run.published is not None:
-        return
-    if not run.round:
-        warn("No round was trained: what is written are the model's initial values.")
-    elif run.private.default.initial:
-        drawn = run.private.seen([run.data.index(client) for client in chosen])
-        if never := [client for client, was in zip(chosen, drawn, strict=True) if not was]:
-            warn(
-                f"{len(never)} of {len(chosen)} clients were never drawn, such as {never[0]!r}: their private values were never "
-                f"trained. Train more rounds, or fit them first: run.fit([{never[0]!r}])."
-            )
-
-
-def _write(run: Run, part: Path, chosen: Sequence[str], config: str) -> None:
-    plain = run.method.predict is forward
-    frozen = run.method.split.halves(run.net.module).frozen(run.net.initial())
-    whole = {**frozen, **run.server, **prefixed(SERVER, run.state)}
-    shared: Params = {}
-    entries = {}
-    for name in chosen:
-        values = to(run.values(name), "cpu")
-        own = run.own(name)
-        if plain:
-            values = {n: v for n, v in values.items() if not is_state(n)}
-        same = {n for n in values.keys() & whole.keys() - own.keys() if torch.equal(values[n], whole[n])}
-        shared |= {n: values[n] for n in same}
-        content = {n: v for n, v in values.items() if n not in same}
-        entries[name] = _tensors(part / "clients" / state_name(name), content)
-    if not entries or run.method.server.send is None:  # for people without a model, too
-        shared |= {n: v for n, v in whole.items() if not (plain and is_state(n))}
-    info = {
-        "kind": "personalised models",
-        "format": FORMAT,
-        "fedkeep": __version__,
-        "method": run.method.name,
-        "predicts": told_of(run.method),
-        "head": None if run.method.head is None else asdict(run.method.head),
-        "round": run.round,
-        "config": config,
-        "encoding": encoding_of(run.data).to_json() if config or run.data.meta.get("encoded_by") else "",
-        "shared": _tensors(part / SHARED, shared),
-        "clients": entries,
-    }
-    (part / INFO).write_bytes(sealed_bytes(info))
-
-
-def told_of(method: Method) -> Any:
-    """Return what tells how a method's models predict; nothing where they do by themselves."""
-    plain = method.predict is forward and method.extend is None
-    return {} if plain else {"predict": describe(method.predict), "extend": describe(method.extend)}
-
-
-def _tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors into a folder that has no name yet; return the file's hash."""
-    content = save({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()})
-    path.write_bytes(content)
-    return hashlib.sha256(content).hexdigest()

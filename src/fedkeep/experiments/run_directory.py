@@ -11,7 +11,7 @@
     server-N.safetensors    server state after round N: the last, and the best on ``valid`` so far
     examples-N.safetensors  every test example's result after round N, the best on ``valid`` so far
     private/store.db        private states (SQLite)
-    adapting/               what clients have adapted to in a round that is not committed yet, see ``adapting``
+    adapting/               what clients have adapted to in a round that is not committed yet, see ``personalize.kept``
     commit.json             the last finished round: the one file whose replacement commits it
 
 Commit of round t: the clients' side flushes its versions in one transaction; records and ledger are appended, the server

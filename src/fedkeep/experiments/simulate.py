@@ -44,7 +44,6 @@ from fedkeep.engines.lanes import made_of_all
 from fedkeep.engines.rehearsal import fit, model_warnings, told_head
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.workers import workers as processes
-from fedkeep.experiments.adapting import kept_in
 from fedkeep.experiments.conductor import (
     Conductor,
     Members,
@@ -56,7 +55,7 @@ from fedkeep.experiments.conductor import (
 from fedkeep.experiments.continuing import ENCODING, Before, Origin, sizes_of
 from fedkeep.experiments.drive import Drive, in_use
 from fedkeep.experiments.environment import check_device, warn_of_changed_code
-from fedkeep.experiments.fitted import read_fitted, write_fitted
+from fedkeep.experiments.personalize.kept import kept_in, read_fitted, write_fitted
 from fedkeep.experiments.run import Run, labelled
 from fedkeep.experiments.run_directory import RunDirectory, removed_if_it_fails
 from fedkeep.experiments.run_settings import RunSettings

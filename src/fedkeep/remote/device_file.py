@@ -41,7 +41,7 @@ import numpy as np
 import torch
 from filelock import Timeout
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from fedkeep.core.errors import BusyError, RunError, StoreError, raising
 from fedkeep.core.files import (
@@ -54,6 +54,7 @@ from fedkeep.core.files import (
     private_folder,
     sync_folder,
     take_lock,
+    tensor_file,
     wipe,
     wipe_leftovers,
 )
@@ -701,7 +702,7 @@ def adapted_content(values: Mapping[str, torch.Tensor], client: str) -> bytes:
             name=name,
             client=client,
         )
-    content = save({name: value.detach().cpu().contiguous().clone() for name, value in values.items()})
+    content, _ = tensor_file(values)
     check_row(len(content))
     return content
 

@@ -35,9 +35,9 @@ from fedkeep.engines.use import Predicted
 from fedkeep.experiments.conductor import after_round, ordered
 from fedkeep.experiments.config import parse_toml
 from fedkeep.experiments.environment import check_device
-from fedkeep.experiments.exported_models import Exported
+from fedkeep.experiments.personalize import Exported, adapt_clients, export_models
 from fedkeep.experiments.predicting import predict_table
-from fedkeep.experiments.run import ALL, Run, adapt_clients, export_models
+from fedkeep.experiments.run import ALL, Run
 from fedkeep.experiments.sources import build_source
 from fedkeep.experiments.toml import to_toml
 from fedkeep.methods import Method, Sent

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedkeep.core.errors import ConfigError, FedkeepError, raising
-from fedkeep.experiments.exported_models import Exported
+from fedkeep.experiments.personalize.exported import Exported
 from fedkeep.experiments.predicting import as_json, predict_table
 
 PREDICT = "/predict"

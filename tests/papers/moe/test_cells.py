@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.experiments.personalize import rooted
-from fedkeep.experiments.run import adapt_clients
+from fedkeep.experiments.personalize import adapt_clients, rooted
 from fedkeep.version import NUMERICS
 from fedkeep_papers.kit.cells import Finished
 from fedkeep_papers.moe.cells import Work, run_cells

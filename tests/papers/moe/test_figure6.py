@@ -14,9 +14,8 @@ import torch
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_method, build_model
-from fedkeep.experiments.personalize import rooted
+from fedkeep.experiments.personalize import adapt_clients, rooted
 from fedkeep.experiments.reproductions import Request
-from fedkeep.experiments.run import adapt_clients
 from fedkeep.methods import mixture
 from fedkeep_papers.kit import plots
 from fedkeep_papers.moe import cells as moe_cells

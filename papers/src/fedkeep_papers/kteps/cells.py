@@ -23,7 +23,7 @@ from fedkeep.experiments.build import build_data, build_method, build_model, run
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.drive import SHARED
 from fedkeep.experiments.environment import check_device, environment
-from fedkeep.experiments.personalize import Protocol, personalization_curve
+from fedkeep.experiments.personalize import personalization_curve
 from fedkeep.experiments.plugins import builtin_text
 from fedkeep.experiments.run import Run
 from fedkeep.methods.base import Predict
@@ -277,7 +277,7 @@ def _curves(run: Run, cell: Cell, progress: bool | None) -> dict[str, Any]:
         assert usual is not None
         found = personalization_curve(
             run,
-            Protocol(ratio, usual.steps, usual.every, usual.optimizer),
+            replace(usual, ratio=ratio),
             predicts=predicts if ratio == usual.ratio else {},
             split=cell.split,
             progress=progress,

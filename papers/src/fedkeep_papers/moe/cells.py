@@ -31,9 +31,9 @@ from fedkeep.experiments.build import (
 )
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.long_jobs import run_long_jobs
-from fedkeep.experiments.personalize import rooted
+from fedkeep.experiments.personalize import adapt_clients, rooted
 from fedkeep.experiments.places import Place
-from fedkeep.experiments.run import Run, adapt_clients
+from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import Method
 from fedkeep_papers.kit.cells import Slot, digest

@@ -13,8 +13,8 @@ from fedkeep import Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import RunError
 from fedkeep.engines import Job
 from fedkeep.engines.adapt import Adapted, Fitting, one_by_one
-from fedkeep.experiments import adapting
-from fedkeep.experiments.adapting import FOLDER, kept_in, share_adapted
+from fedkeep.experiments.personalize import kept
+from fedkeep.experiments.personalize.kept import ADAPTING, kept_in, share_adapted
 from fedkeep.methods import Adapt
 from fedkeep.methods.phase import EarlyStopping
 from tests.refusals import raises
@@ -72,15 +72,15 @@ def test_only_those_who_are_left_adapt_after_a_kill(tmp_path: Path, monkeypatch:
     run(monkeypatch, tmp_path / "killed", second, resume=True)
     assert first.fitted + second.fitted == whole.fitted == [0, 1, 2, 3, 4, 5]
     assert lasting(tmp_path / "killed") == lasting(tmp_path / "whole")
-    assert not (tmp_path / "killed" / FOLDER).exists()
+    assert not (tmp_path / "killed" / ADAPTING).exists()
 
 
 def test_what_began_with_other_values_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed, name in ((3, "one"), (4, "other")):
         with pytest.raises(Stopped):
             run(monkeypatch, tmp_path / name, Counted(2), seed=seed)
-    (tmp_path / "one" / FOLDER).rename(tmp_path / "gone")
-    (tmp_path / "other" / FOLDER).rename(tmp_path / "one" / FOLDER)
+    (tmp_path / "one" / ADAPTING).rename(tmp_path / "gone")
+    (tmp_path / "other" / ADAPTING).rename(tmp_path / "one" / ADAPTING)
     anew = Counted()
     run(monkeypatch, tmp_path / "one", anew, resume=True)
     assert anew.fitted == [0, 1, 2, 3, 4, 5]
@@ -89,7 +89,7 @@ def test_what_began_with_other_values_is_not_taken(tmp_path: Path, monkeypatch: 
 def test_a_damaged_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Stopped):
         run(monkeypatch, tmp_path / "run", Counted(2))
-    path = min((tmp_path / "run" / FOLDER).iterdir())
+    path = min((tmp_path / "run" / ADAPTING).iterdir())
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with raises(RunError, file=path):
@@ -102,14 +102,14 @@ def test_only_the_owner_reads_what_clients_adapted_to(
 ) -> None:
     with pytest.raises(Stopped):
         run(monkeypatch, tmp_path / "run", Counted(2))
-    part = tmp_path / "run" / FOLDER
+    part = tmp_path / "run" / ADAPTING
     assert part.stat().st_mode & 0o077 == 0
     assert {path.stat().st_mode & 0o077 for path in part.iterdir()} == {0}
 
 
 def test_quick_adaptations_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
-    monkeypatch.setattr(adapting, "_write", lambda part, *_: written.append(part))
+    monkeypatch.setattr(kept, "_write", lambda part, *_: written.append(part))
     method = methods.fine_tuned(local=Phase(batch_size=4, optimizer=sgd(0.5)), tune_epochs=1)
     simulate(Logits(), method, DATA, rounds=1, evaluate_adapted=True, out=tmp_path / "run", progress=False)
     assert not written

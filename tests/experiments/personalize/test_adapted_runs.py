@@ -13,8 +13,7 @@ from fedkeep import Init, Method, Phase, Run, Split, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.data import opt_out
 from fedkeep.engines.adapt import kept_values
-from fedkeep.experiments.personalize import cold_start, rooted
-from fedkeep.experiments.run import adapt_clients
+from fedkeep.experiments.personalize import adapt_clients, cold_start, rooted
 from fedkeep.experiments.simulate import train_counts
 from fedkeep.methods import Global, Sent
 from tests.fitting import first_examples, fit_private

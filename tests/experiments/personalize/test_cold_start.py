@@ -17,8 +17,7 @@ from fedkeep.core.optim import Optimizer
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
 from fedkeep.experiments.analyses import cold_start_form, falls_in_words
-from fedkeep.experiments.personalize import ColdStart, cold_start
-from fedkeep.experiments.run import adapt_clients
+from fedkeep.experiments.personalize import ColdStart, adapt_clients, cold_start
 from fedkeep.methods import Global, Sent
 from tests.engines.reference import step
 from tests.fitting import first_examples, fit_private

@@ -1,4 +1,4 @@
-"""Clients' personalised models as files: what ``fedkeep export`` writes, and what reads it.
+"""Clients' personalised models as files: ``export_models`` writes them; ``load_model`` and ``Exported`` read them.
 
     model.json                  the configuration, the data's encoding, the clients, and the hash of every file
     shared.safetensors          what the models have in common, once
@@ -11,45 +11,178 @@ is read a single time, however many are loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from fedkeep.core.declared import declared
-from fedkeep.core.describe import check_kind, check_same, differences
-from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean, near_path, some_of
+from fedkeep.core.describe import check_kind, check_same, describe, differences
+from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean, near_path, some_of, warn
 from fedkeep.core.files import (
+    beside,
     check_tensors,
     expanded,
+    keep_private,
     layout,
     load_verified,
     state_name,
+    sync_folder,
+    sync_tree,
+    tensor_file,
 )
 from fedkeep.core.heads import Head
 from fedkeep.core.net import Net, tensors_of
-from fedkeep.core.params import Params, is_state
-from fedkeep.core.sealed import read_sealed
+from fedkeep.core.params import SERVER, Params, is_state, prefixed, to
+from fedkeep.core.run_files import read_info
+from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
 from fedkeep.data.ids import as_id
 from fedkeep.engines.first_values import first_kept
-from fedkeep.engines.use import Predicted, as_module
+from fedkeep.engines.use import Predicted, as_module, encoding_of
 from fedkeep.experiments.new_rows import predict_rows
-from fedkeep.experiments.run import INFO, SHARED, told_of
+from fedkeep.experiments.onnx_files import write_onnx
 from fedkeep.methods import Method
+from fedkeep.methods.base import forward
+from fedkeep.nn.adapters import save_adapter
+from fedkeep.version import __version__
 
 if TYPE_CHECKING:
     from fedkeep.data.preparation import Encoding
     from fedkeep.experiments.config import Config
+    from fedkeep.experiments.run import Run
+
+INFO, SHARED = "model.json", "shared.safetensors"
+"""Files of a folder of exported models."""
 
 
-def _to_export(folder: Path) -> str:
-    """Return how to come by exported models, where a folder holds none."""
-    if (folder / "run.json").is_file():
-        return f"it holds a run, whose models are written by fedkeep export {folder} --all --out FOLDER."
-    what = f"it holds no {INFO}." if folder.exists() else f"there is no such folder.{near_path(folder)}"
-    return f"{what} fedkeep export RUN --all --out FOLDER writes one, in Python run.export(FOLDER, [ID])."
+def export_models(
+    run: Run,
+    folder: Path | str,
+    clients: Iterable[str | int] | None = None,
+    *,
+    onnx: bool = False,
+    peft: bool = False,
+    config: str | None = None,
+) -> list[str]:
+    """Write clients' models into a new folder; see ``Run.export``.
+
+    Args:
+        run, folder, clients, onnx: as there.
+        peft: also write each client's adapter as ``save_adapter`` does, in ``clients/NAME.peft``.
+        config: the configuration that the models follow, as TOML; None: the one that the run's folder keeps.
+    """
+    out = expanded(folder)
+    given = clients if clients is None or isinstance(clients, str | int) else list(clients)
+    new = _new_in(run, given)
+    rest = [c for c in given if as_id(c) not in new] if new else given  # type: ignore[union-attr]
+    chosen = [*run.members(rest), *new]
+    if config is None:
+        info = {} if run.folder is None or not (run.folder / "run.json").exists() else read_info(run.folder)
+        config = str(info.get("config_text") or "") if info.get("config") else ""
+    _check(run, chosen)
+    if out.exists():
+        raise RunError(
+            "{out} already exists; it is not overwritten. Move it, or name another folder.", out=out
+        )
+    part = beside(out.absolute())
+    try:
+        (part / "clients").mkdir(parents=True)
+        _write(run, part, chosen, config)
+        if onnx:
+            for name in chosen:
+                path = (part / "clients" / state_name(name)).with_suffix(".onnx")
+                write_onnx(run.model(name).cpu(), run.data, max(0, run.data.ids.position(name)), path)
+        for name in chosen if peft else ():
+            save_adapter(run.model(name).cpu(), (part / "clients" / state_name(name)).with_suffix(".peft"))
+        keep_private(part)
+        sync_tree(part)
+        os.rename(part, out)
+        sync_folder(out.absolute().parent)
+    except OSError as error:
+        raise RunError("Cannot write {out}: {why}.", out=out, why=error.strerror or error) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return chosen
+
+
+def _new_in(run: Run, clients: Sequence[str | int] | str | int | None) -> list[str]:
+    """Return the clients among these who were fitted on other data than the run's, each once."""
+    if clients is None or isinstance(clients, str | int):
+        return []
+    return [c for c in dict.fromkeys(map(as_id, clients)) if c in run.fitted and run.data.ids.position(c) < 0]
+
+
+def _check(run: Run, chosen: Sequence[str]) -> None:
+    """Raise ConfigError where a client has nothing of its own yet; warn where what it has was never trained."""
+    if run.method.adapt.everyone:
+        return
+    late = set(chosen) & set(run.held_out) - set(run.fitted)
+    for client in late if run.method.adapt.phases else ():  # without a phase it has what it ever will
+        raise ConfigError(
+            "{client!r} was held out of federation, so it has no values of its own yet. Fit them on its examples: "
+            "run.fit([{client!r}]), on the command line fedkeep personalize RUN --client {client}.",
+            client=client,
+        )
+    rest = [client for client in chosen if client not in run.fitted]
+    if not rest or run.published is not None:
+        return
+    if not run.round:
+        warn("No round was trained: what is written are the model's initial values.")
+    elif run.private.default.initial:
+        drawn = run.private.seen([run.data.index(client) for client in rest])
+        if never := [client for client, was in zip(rest, drawn, strict=True) if not was]:
+            warn(
+                f"{len(never)} of {len(rest)} clients were never drawn, such as {never[0]!r}: their private values were never "
+                f"trained. Train more rounds, or fit them first: run.fit([{never[0]!r}])."
+            )
+
+
+def _write(run: Run, part: Path, chosen: Sequence[str], config: str) -> None:
+    plain = run.method.predict is forward
+    frozen = run.method.split.halves(run.net.module).frozen(run.net.initial())
+    whole = {**frozen, **run.server, **prefixed(SERVER, run.state)}
+    shared: Params = {}
+    entries = {}
+    for name in chosen:
+        values = to(run.values(name), "cpu")
+        own = run.own(name)
+        if plain:
+            values = {n: v for n, v in values.items() if not is_state(n)}
+        same = {n for n in values.keys() & whole.keys() - own.keys() if torch.equal(values[n], whole[n])}
+        shared |= {n: values[n] for n in same}
+        content = {n: v for n, v in values.items() if n not in same}
+        file, entries[name] = tensor_file(content)
+        (part / "clients" / state_name(name)).write_bytes(file)
+    if not entries or run.method.server.send is None:  # for people without a model, too
+        shared |= {n: v for n, v in whole.items() if not (plain and is_state(n))}
+    file, sha256 = tensor_file(shared)
+    (part / SHARED).write_bytes(file)
+    info = {
+        "kind": "personalised models",
+        "format": FORMAT,
+        "fedkeep": __version__,
+        "method": run.method.name,
+        "predicts": told_of(run.method),
+        "head": None if run.method.head is None else asdict(run.method.head),
+        "round": run.round,
+        "config": config,
+        "encoding": encoding_of(run.data).to_json() if config or run.data.meta.get("encoded_by") else "",
+        "shared": sha256,
+        "clients": entries,
+    }
+    (part / INFO).write_bytes(sealed_bytes(info))
+
+
+def told_of(method: Method) -> Any:
+    """Return what tells how a method's models predict; nothing where they do by themselves."""
+    plain = method.predict is forward and method.extend is None
+    return {} if plain else {"predict": describe(method.predict), "extend": describe(method.extend)}
 
 
 class Exported:
@@ -57,8 +190,7 @@ class Exported:
 
     Args:
         folder: what ``fedkeep export`` wrote.
-        model: the module, as its method made it for training, where the run had no configuration; it is copied.
-        method: the method that it was trained by; where the module predicts by itself it may be left out.
+        model, method: what was trained, and by which method, where the run had no configuration; see ``load_model``.
 
     Attributes:
         name, advice: what messages call it, and what they say to do where a client has no model there.
@@ -208,41 +340,36 @@ class Exported:
 
     @cached_property
     def _bare(self) -> tuple[nn.Module, Method | None]:
-        """The module without its values, and the method where a configuration names it."""
-        if not self.info["config"]:
-            model, method = self._given
-            if model is None:
-                raise ConfigError(
-                    "{folder} comes from a run without a configuration, so its module is not known here: give "
-                    "it, load_model(..., model=MyModule()).",
-                    folder=self.folder,
-                )
-            if self.info["predicts"] and method is None:
+        """The module without its values, and the method where it is known."""
+        own, (model, method) = bool(self.info["config"]), self._given
+        if own:
+            from fedkeep.experiments.build import build_method, build_model, settled
+
+            config = settled(self.config, self.encoding)
+            bare = config.model_copy(update={"model": config.model.model_copy(update={"word_vectors": None})})
+            model, method = build_model(bare, self.encoding), build_method(config.method)
+        if model is None:
+            raise ConfigError(
+                "{folder} comes from a run without a configuration, so its module is not known here: give "
+                "it, load_model(..., model=MyModule()).",
+                folder=self.folder,
+            )
+        if method is None:
+            if self.info["predicts"]:
                 raise ConfigError(
                     "{method!r} predicts in a way of its own: give the method of the run too, "
                     "load_model(..., model=MyModule(), method=methods.{method}(...)).",
                     method=self.info["method"],
                 )
-            if method is not None:
-                check_same(
-                    differences(self.info["predicts"], told_of(method)),
-                    ConfigError,
-                    "The method that was given predicts otherwise than the run's:\n  {lines}",
-                )
-            return model, method
-        from fedkeep.experiments.build import build_method, build_model, settled
-
-        config = settled(self.config, self.encoding)
-        bare = config.model_copy(update={"model": config.model.model_copy(update={"word_vectors": None})})
-        model = build_model(bare, self.encoding)
-        method = fitting(self.info, model, build_method(config.method))
+            return model, None
+        known = self.info.get("head")
+        method = (method if known is None else method.but(head=Head(**known))).fitted(model)
+        check_same(
+            [] if own else differences(self.info["predicts"], told_of(method)),
+            ConfigError,
+            "The method that was given predicts otherwise than the run's:\n  {lines}",
+        )
         return method.made_for(model), method
-
-
-def fitting(info: Mapping[str, Any], model: nn.Module, method: Method) -> Method:
-    """Return a method with the names that the run found for a model's parts."""
-    known = info.get("head")
-    return (method if known is None else method.but(head=Head(**known))).fitted(model)
 
 
 def load_model(
@@ -269,9 +396,6 @@ def load_model(
         check_kind("model", model, nn.Module, "a torch.nn.Module")
     if method is not None:
         check_kind("method", method, Method, "a method, e.g. fedkeep.methods.mixture()")
-    if model is not None and method is not None:
-        method = fitting(Exported(folder).info, model, method)
-        model = method.made_for(model)
     return Exported(folder, model, method).model(client)
 
 
@@ -288,3 +412,11 @@ def load_encoding(folder: Path | str) -> Encoding:
         ConfigError: the data were numbers already when they came, and no configuration says more of them.
     """
     return Exported(folder).encoding
+
+
+def _to_export(folder: Path) -> str:
+    """Return how to come by exported models, where a folder holds none."""
+    if (folder / "run.json").is_file():
+        return f"it holds a run, whose models are written by fedkeep export {folder} --all --out FOLDER."
+    what = f"it holds no {INFO}." if folder.exists() else f"there is no such folder.{near_path(folder)}"
+    return f"{what} fedkeep export RUN --all --out FOLDER writes one, in Python run.export(FOLDER, [ID])."
