@@ -30,7 +30,7 @@ from fedkeep.core.allocator import tune_allocator
 from fedkeep.kernels import native
 from fedkeep.kernels.native import status
 from fedkeep.models import CifarCNN
-from fedkeep.nn import ConvPool, LinearLayer
+from fedkeep.nn import ConvPool, Linear
 
 LAYERS = {  # images, channels, output channels, padding, side
     "W3, first": (10, 3, 32, 2, 32),
@@ -51,7 +51,7 @@ class W3(nn.Module):
         super().__init__()
         self.conv1 = ConvPool(3, 32, KERNEL, 2)
         self.conv2 = ConvPool(32, 64, KERNEL, 2, flat=True)
-        self.fc1 = LinearLayer(64 * 8 * 8, 512, relu=True)
+        self.fc1 = Linear(64 * 8 * 8, 512, relu=True)
         self.out = nn.Linear(512, 10)
 
     def forward(self, image: Tensor) -> Tensor:

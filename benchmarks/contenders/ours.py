@@ -21,7 +21,7 @@ from fedkeep.engines import Engine
 from fedkeep.experiments.simulate import make_engine
 from fedkeep.methods import Method
 from fedkeep.models import CifarCNN, DocumentModel, TextClassifier
-from fedkeep.nn import ConvPool, LinearLayer
+from fedkeep.nn import ConvPool, Linear
 
 PREFIX = "fedkeep_"
 ROUNDS = 1000  # of the run that ``auto`` chooses for
@@ -40,8 +40,8 @@ class FusedCNN(nn.Module):
         super().__init__()
         self.conv1 = ConvPool(3, 32, 5, 2)
         self.conv2 = ConvPool(32, 64, 5, 2, flat=True)
-        self.fc1 = LinearLayer(64 * 8 * 8, 512, relu=True)
-        self.out = LinearLayer(512, classes)
+        self.fc1 = Linear(64 * 8 * 8, 512, relu=True)
+        self.out = Linear(512, classes)
 
     def forward(self, image: Tensor) -> Tensor:
         """Return logits (B, classes) for images (B, 3, 32, 32)."""

@@ -15,7 +15,7 @@ from fedkeep import Optimize, Phase, WeightedMean, adam, methods, sgd
 from fedkeep.core.errors import RunError, StoreError
 from fedkeep.core.files import read_tensors
 from fedkeep.core.records import read_records
-from fedkeep.nn import LinearLayer
+from fedkeep.nn import Linear
 from fedkeep.version import NUMERICS
 from tests.experiments.runs import DATA, METHOD, damage, refused, run, stopped
 from tests.refusals import raises
@@ -287,7 +287,7 @@ def test_another_activation_of_our_layers_is_another_model(tmp_path: Path) -> No
     class Net(Logits):
         def __init__(self, relu: bool) -> None:
             super().__init__()
-            self.front = LinearLayer(3, 3, relu=relu)
+            self.front = Linear(3, 3, relu=relu)
 
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(self.front(x))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedkeep.kernels import build, native
 from fedkeep.kernels.native import status
-from fedkeep.nn import GRU, LSTM, ConvPool, LinearLayer
+from fedkeep.nn import GRU, LSTM, ConvPool, Linear
 
 needs_compiler = pytest.mark.skipif(not status().native, reason=str(status()))
 
@@ -42,7 +42,7 @@ def numbers() -> list[Tensor]:
     for layer, x in (
         (ConvPool(3, 37, 5, 2), torch.randn(3, 3, 9, 8)),
         (ConvPool(20, 6, 3), torch.randn(3, 20, 9, 8)),
-        (LinearLayer(700, 101, relu=True), torch.randn(6, 700)),
+        (Linear(700, 101, relu=True), torch.randn(6, 700)),
     ):
         x.requires_grad_()
         y = layer(x)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from fedkeep.nn import GRU, LSTM, ConvPool, LinearLayer, linear_layer
+from fedkeep.nn import GRU, LSTM, ConvPool, Linear, linear_layer
 from fedkeep.nn.accelerate import accelerate
 from tests.nn.recurrent import needs_native
 
@@ -63,9 +63,9 @@ def test_so_may_what_it_gives_many_clients(change: str) -> None:
 def test_our_linear_layer_keeps_its_output_for_a_relu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_layer, "WEIGHTS", 1)
     x = torch.randn(4, 3)
-    LinearLayer(3, 2)(x).relu_().sum().backward()
+    Linear(3, 2)(x).relu_().sum().backward()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # as of torch's ReLU
-        LinearLayer(3, 2, relu=True)(x).mul_(2.0).sum().backward()
+        Linear(3, 2, relu=True)(x).mul_(2.0).sum().backward()
 
 
 @pytest.mark.parametrize("state", [0, 1])
@@ -119,7 +119,7 @@ def test_sparse_rows_go_to_torch() -> None:
     x = torch.randn(8, 512, dtype=torch.float64)
     for given in (x.to_sparse(), x.to_sparse_csr()):
         same(nn.Linear(512, 512).double(), lambda module, given=given: module(given))
-        own = LinearLayer(512, 512).double()
+        own = Linear(512, 512).double()
         torch.testing.assert_close(own(given), own(x))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from fedkeep.kernels.native import status
-from fedkeep.nn import GRU, LSTM, ConvPool, LinearLayer, convolution, linear_layer, native_recurrent
+from fedkeep.nn import GRU, LSTM, ConvPool, Linear, convolution, linear_layer, native_recurrent
 from tests.nn.recurrent import relative
 
 pytestmark = pytest.mark.skipif(not status().native, reason=str(status()))
@@ -20,7 +20,7 @@ Layer = Callable[[], nn.Module]
 LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
     "lstm": (lambda: LSTM(3, 5, True), (2, 6, 3)),
     "gru": (lambda: GRU(3, 5), (2, 6, 3)),
-    "linear": (lambda: LinearLayer(7, 6, relu=True), (3, 7)),
+    "linear": (lambda: Linear(7, 6, relu=True), (3, 7)),
     "convolution": (lambda: ConvPool(2, 3, 3, 1), (2, 2, 6, 8)),
     "flat": (lambda: ConvPool(2, 3, 3, 1, flat=True), (2, 2, 6, 8)),
 }

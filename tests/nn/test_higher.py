@@ -11,7 +11,7 @@ from torch.autograd import gradgradcheck
 from torch.func import functional_call, grad, vmap
 
 from fedkeep.kernels.native import status
-from fedkeep.nn import GRU, LSTM, ConvPool, LinearLayer, linear_layer
+from fedkeep.nn import GRU, LSTM, ConvPool, Linear, linear_layer
 
 CLIENTS = 3
 LENGTHS = torch.tensor([3, 2])
@@ -28,8 +28,8 @@ LAYERS: dict[str, Layer] = {
     "last": (lambda: LSTM(2, 2), (3, 2), lambda m, x: m.pooled_ids(IDS, x, LENGTHS)),  # type: ignore[operator]
     "mean": (lambda: GRU(2, 2), (2, 3, 2), lambda m, x: m.pooled(x, LENGTHS, "mean")),  # type: ignore[operator]
     "max": (lambda: LSTM(2, 2, True), (2, 3, 2), lambda m, x: m.pooled(x, LENGTHS, "max")),  # type: ignore[operator]
-    "linear": (lambda: LinearLayer(4, 3), (2, 4), lambda m, x: m(x)),
-    "relu": (lambda: LinearLayer(4, 3, relu=True), (2, 4), lambda m, x: m(x)),
+    "linear": (lambda: Linear(4, 3), (2, 4), lambda m, x: m(x)),
+    "relu": (lambda: Linear(4, 3, relu=True), (2, 4), lambda m, x: m(x)),
     "convolution": (lambda: ConvPool(2, 2, 3, 1), (1, 2, 4, 5), lambda m, x: m(x)),
     "flat": (lambda: ConvPool(1, 2, 3, flat=True), (2, 1, 6, 6), lambda m, x: m(x)),
 }

@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 from fedkeep.kernels.native import status
-from fedkeep.nn import LinearLayer, linear_layer
+from fedkeep.nn import Linear, linear_layer
 from tests.nn.recurrent import relative
 
 needs_native = pytest.mark.skipif(not status().native, reason=str(status()))
@@ -44,7 +44,7 @@ def test_equals_torch(
 ) -> None:
     rows, inputs, outputs = shape
     torch.manual_seed(0)
-    layer = LinearLayer(inputs, outputs, relu=relu).to(dtype)
+    layer = Linear(inputs, outputs, relu=relu).to(dtype)
     weight, bias = (p.detach().double().requires_grad_() for p in layer.parameters())
     drawn = torch.randn(rows, inputs, dtype=dtype)
     for x in (drawn.clone(), drawn.t().contiguous().t(), F.pad(drawn, (2, 3))[:, 2:-3]):
@@ -64,7 +64,7 @@ def test_equals_torch(
 
 
 def test_by_hand(path: str) -> None:
-    layer = LinearLayer(2, 2, relu=True)
+    layer = Linear(2, 2, relu=True)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, -4.0]]))
         layer.bias.copy_(torch.tensor([0.5, 1.0]))
@@ -78,7 +78,7 @@ def test_by_hand(path: str) -> None:
 @needs_native
 def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    layer = LinearLayer(6, 5, relu=True).double()
+    layer = Linear(6, 5, relu=True).double()
     x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
     for relu in (False, True):
         args = (x, layer.weight, layer.bias)
@@ -88,7 +88,7 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_vmap_over_clients(path: str, shared: bool) -> None:
     torch.manual_seed(0)
-    layers = [LinearLayer(7, 6, relu=True).double() for _ in range(3)]
+    layers = [Linear(7, 6, relu=True).double() for _ in range(3)]
     stacked, _ = stack_module_state(layers)  # type: ignore[arg-type]
     x = torch.randn(3, 4, 7, dtype=torch.float64)
     x = x[0] if shared else x
@@ -107,7 +107,7 @@ def test_vmap_over_clients(path: str, shared: bool) -> None:
 @needs_native
 def test_threads_change_nothing() -> None:
     torch.manual_seed(0)
-    layer, x = LinearLayer(1200, 70, relu=True), torch.randn(9, 1200, requires_grad=True)
+    layer, x = Linear(1200, 70, relu=True), torch.randn(9, 1200, requires_grad=True)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 3):
@@ -134,7 +134,7 @@ def test_where_the_kernel_pays() -> None:
 @needs_native
 @pytest.mark.parametrize("relu", [False, True])
 def test_shapes_are_known_beforehand(relu: bool) -> None:
-    layer, x = LinearLayer(7, 6), torch.randn(3, 7)
+    layer, x = Linear(7, 6), torch.randn(3, 7)
     utils = ("test_schema", "test_faketensor")
     tensors = [layer.weight, layer.bias, x]
     args = (tensors, (relu,), False)
@@ -145,14 +145,14 @@ def test_shapes_are_known_beforehand(relu: bool) -> None:
 
 
 def test_nan_stays(path: str) -> None:
-    layer, x = LinearLayer(3, 2, relu=True), torch.ones(2, 3)
+    layer, x = Linear(3, 2, relu=True), torch.ones(2, 3)
     x[1, 1] = torch.nan
     assert layer(x).isnan().tolist() == [[False, False], [True, True]]
 
 
 def test_parameters_are_those_of_torch_and_other_shapes_work() -> None:
     torch.manual_seed(3)
-    ours = LinearLayer(6, 4, relu=True)
+    ours = Linear(6, 4, relu=True)
     torch.manual_seed(3)
     theirs = nn.Linear(6, 4)
     assert all(torch.equal(v, theirs.state_dict()[n]) for n, v in ours.state_dict().items())

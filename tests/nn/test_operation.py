@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedkeep.kernels.native import status
-from fedkeep.nn import ConvPool, LinearLayer, convolution, linear_layer, native_recurrent
+from fedkeep.nn import ConvPool, Linear, convolution, linear_layer, native_recurrent
 from fedkeep.nn.operation import Operation
 
 pytestmark = pytest.mark.skipif(not status().native, reason=str(status()))
@@ -86,7 +86,7 @@ def test_what_all_share_and_two_axes(name: str) -> None:
 
 
 LAYERS = {
-    "linear": (lambda: LinearLayer(300, 300), (2, 300)),
+    "linear": (lambda: Linear(300, 300), (2, 300)),
     "convolution": (lambda: ConvPool(2, 3, 3), (2, 2, 8, 8)),
 }
 
@@ -121,7 +121,7 @@ def test_tensors_without_values_are_pytorchs_own() -> None:
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace.* is deprecated")
 def test_what_is_traced_holds_pytorchs_operations() -> None:
-    layer, x = nn.Sequential(LinearLayer(300, 300, relu=True)), torch.randn(2, 300)
+    layer, x = nn.Sequential(Linear(300, 300, relu=True)), torch.randn(2, 300)
     traced = torch.jit.trace(layer, x)
     assert {"aten::linear", "aten::relu"} <= {node.kind() for node in traced.inlined_graph.nodes()}
     assert torch.allclose(traced(x), layer(x), atol=1e-6)

@@ -20,7 +20,7 @@ from fedkeep.nn.operation import How, Operation, Tensors, per_client
 ROWS, WEIGHTS = 16, 1 << 16
 
 
-class LinearLayer(nn.Linear):
+class Linear(nn.Linear):
     """A linear layer with bias, and a ReLU behind it where one is wanted.
 
     Args:
