@@ -151,6 +151,7 @@ def ray(home: Path) -> Iterator[str]:
         yield "ray"
     finally:
         cluster.shutdown()
+        del os.environ["RAY_ADDRESS"]  # else Flower's simulation waits for it
 
 
 def planned(out: Path, seeds: int) -> Plan:
