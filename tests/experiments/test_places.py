@@ -6,10 +6,11 @@ import json
 import multiprocessing
 import os
 import re
+import socket
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -784,13 +785,46 @@ def test_a_task_of_ray_has_a_gpu_or_a_share_of_one(
     assert double.asked["num_gpus"] == share
 
 
-@pytest.mark.parametrize(("named", "address"), [("ray", "auto"), ("ray://h:1", "ray://h:1")])
-def test_no_cluster_of_ray_is_told_and_none_is_begun(a_ray: ARay, named: str, address: str) -> None:
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port of this machine at which something listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """An address at which nothing listens; this machine knows of no head."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(places, "HEAD", tmp_path / "head")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.usefixtures("nobody")
+@pytest.mark.parametrize("by_name", [False, True])
+def test_no_cluster_of_ray_is_told_and_none_is_begun(a_ray: ARay, by_name: bool, port: int) -> None:
     a_ray.begun = False
-    with raises(ConfigError, named=named, why=f"nothing at {address}") as raised:
+    named = f"ray://127.0.0.1:{port}" if by_name else "ray"
+    with raises(ConfigError, named=named, why=f"nothing at {named if by_name else 'auto'}") as raised:
         RayTasks(named)
     assert "ray start --head" in str(raised.value)
     assert "RAY_AUTH_MODE=token" in str(raised.value)
+
+
+def test_a_head_that_is_gone_is_told_before_ray_waits_for_it(
+    a_ray: ARay, nobody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_ray.begun = False
+    with raises(ConfigError, named=f"ray://{nobody}", address=f"ray://{nobody}"):
+        RayTasks(f"ray://{nobody}")
+    places.HEAD.write_text(nobody)  # as of a head that was killed
+    with raises(ConfigError, named="ray", address=nobody):
+        RayTasks("ray")
+    places.HEAD.unlink()
+    monkeypatch.setenv("RAY_ADDRESS", nobody)
+    with raises(ConfigError, named="ray", address=nobody):
+        RayTasks("ray")
 
 
 def test_a_cluster_of_ray_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ import os
 import platform
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -57,6 +58,8 @@ RETRIES = 3
 SURE = 60.0
 """Seconds that a job must be gone, as a shared folder may show its last file so late."""
 LAST_LINES = 15
+HEAD, ANSWERS = Path("/tmp/ray/ray_current_cluster"), 5.0
+"""Where ``ray start`` notes the address of this machine's head; seconds in which a head answers."""
 
 
 class GoneError(RunError):
@@ -344,6 +347,7 @@ class RayTasks(Executor):
         if not ray.is_initialized():
             from ray.exceptions import RayError
 
+            _check_answers(named)
             try:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "Tip: ", FutureWarning)  # of Ray, to its developers
@@ -400,6 +404,29 @@ class RayTasks(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster; what this process began there ends."""
         self._ray.shutdown()
+
+
+def _check_answers(named: str) -> None:
+    """Check that something listens where a Ray's head is said to be: Ray itself waits minutes for one that is gone.
+
+    Raises:
+        ConfigError: nothing does.
+    """
+    said = named if named != "ray" else os.environ.get("RAY_ADDRESS", "")
+    if not said and HEAD.exists():
+        said = HEAD.read_text(encoding="utf-8").strip()
+    host, _, port = said.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        return
+    with raising(
+        ConfigError,
+        "--on {named}: nothing answers at {address}: {why}. Begin a head there: ray start --head; or name one that runs: "
+        "--on ray://HOST:PORT.",
+        OSError,
+        named=named,
+        address=said,
+    ):
+        socket.create_connection((host.strip("[]"), int(port)), ANSWERS).close()
 
 
 SCRIPT = """#!/bin/bash
