@@ -60,11 +60,11 @@ def test_the_best_configuration_gives_the_run_that_was_chosen(fedkeep: Command) 
 def test_the_status_of_a_sweep(fedkeep: Command) -> None:
     words = ("sweep", "toy.toml", "--range", RATE, *SMALL)
     asked = succeeded(fedkeep(*words, "--trials", 2, "--status"))
-    assert "What is left would take at least" in asked.stdout
+    assert "Expected end: not before" in asked.stdout
     assert not Path("sweeps").exists()
     succeeded(fedkeep(*words, "--trials", 1))
     asked = succeeded(fedkeep(*words, "--trials", 2, "--status"))
-    assert "1 finished." in asked.stdout
+    assert "1 done, 0 running, 0 failed, 1 waiting." in asked.stdout
     assert "furl-0" in asked.stdout
 
 

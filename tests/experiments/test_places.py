@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import re
 import socket
 import stat
 import sys
@@ -33,6 +32,7 @@ from fedkeep.experiments.sweeps.trials import TrialJob
 from fedkeep.report.runs import read_run
 from tests.commands import call, succeeded
 from tests.experiments.test_comparing import TOY
+from tests.experiments.test_job_status import write_run
 from tests.refusals import raises
 
 
@@ -493,18 +493,29 @@ def test_the_status_says_which_jobs_failed(tmp_path: Path, cluster: Cluster) -> 
     assert Slurm(tmp_path / "slurm", [], None).states() == {"a": "failed", "d": "running"}
 
 
+def test_whoever_looks_sees_what_another_call_sends_meanwhile(tmp_path: Path, cluster: Cluster) -> None:
+    cluster.does(a=["stay", "stay"], b=["stay"])
+    looks, sends = Slurm(tmp_path / "slurm", [], None), Slurm(tmp_path / "slurm", [], None)
+    sends.send([Errand("a", tmp_path)])
+    assert looks.states() == {"a": "running"}
+    sends.send([Errand("a", tmp_path, "fail"), Errand("b", tmp_path)])
+    assert looks.states() == {"a": "running", "b": "running"}
+    assert looks.leave(False) == "2 jobs of Slurm go on. To end them: scancel 2"
+
+
 def test_a_folder_that_shows_files_late_loses_no_job(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As NFS does, which lets a machine believe for a while that a file of another one is not there."""
-    asked, real = dict[Path, float](), Path.exists
+    asked, real = dict[Path, float](), Path.read_text
 
-    def late(path: Path, **more: Any) -> bool:
-        if path.suffix != ".ended" or not real(path, **more):
-            return real(path, **more)
-        return time.monotonic() - asked.setdefault(path, time.monotonic()) > 0.2
+    def late(path: Path, **more: Any) -> str:
+        text = real(path, **more)
+        if path.suffix == ".ended" and time.monotonic() - asked.setdefault(path, time.monotonic()) <= 0.2:
+            raise FileNotFoundError(path)
+        return text
 
-    monkeypatch.setattr(Path, "exists", late)
+    monkeypatch.setattr(Path, "read_text", late)
     monkeypatch.setattr(places, "SURE", 5.0)
     elsewhere(place("slurm", tmp_path), [Errand("a", tmp_path)])
     assert len(cluster.calls) == 1
@@ -539,10 +550,14 @@ def test_the_status_of_each_run(tmp_path: Path) -> None:
     made = toy(tmp_path, references=True)
     first, second, *_ = made.cells
     first(alone=False, progress=False)
-    rows = status([made], {second.name: "waiting"})
-    assert rows[0] == (first.name, "finished", "2 of 2")
-    assert rows[1] == (second.name, "waiting", "")
-    assert {state for _, state, _ in rows[2:]} == {"not begun"}
+    jobs = status([made], {second.name: "waiting"})
+    assert [(job.name, job.state, job.done, job.total) for job in jobs[:2]] == [
+        (first.name, "finished", 2, 2),
+        (second.name, "waiting", 0, 0),
+    ]
+    assert jobs[0].seconds > 0
+    assert jobs[1].least == made.ahead[second.label] > 0
+    assert {job.state for job in jobs[2:]} == {"not begun"}
 
 
 def test_what_is_left_is_without_finished_rounds_and_by_runs_side_by_side(
@@ -556,13 +571,11 @@ def test_what_is_left_is_without_finished_rounds_and_by_runs_side_by_side(
     one, other = made.cells
     cluster.does(**{one.name: ["stay"], other.name: ["stay"]})
     Slurm(tmp_path / "c" / "slurm", [], None).send([one, other])
-    whole = made.seconds
-    stands = {one.name: Stand("rounds", 1, 2)}
-    monkeypatch.setattr(Cell, "stand", property(lambda cell: stands.get(cell.name)))
-    assert made.seconds == pytest.approx(whole - made.ahead[one.label].seconds / 2)
     shown = succeeded(call(*words, "--on", "slurm", "--status")).stdout
-    assert "2 running." in shown
-    assert re.search(r"2 runs side by side: until \d\d:\d\d on ", shown)
+    assert "0 done, 2 running, 0 failed, 0 waiting." in shown
+    whole = made.seconds
+    write_run(one.folder, 1, 2, 9.0)
+    assert made.seconds == pytest.approx(whole - made.ahead[one.label] / 2)
 
 
 @pytest.mark.usefixtures("cluster")

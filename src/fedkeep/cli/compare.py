@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedkeep.cli.output import complain, note, say, show_table
+from fedkeep.cli.output import complain, console, looks, note, redrawn, say, show_table
 from fedkeep.cli.settings import (
     MOST_SEEDS,
     ConfigArgument,
@@ -34,7 +34,8 @@ from fedkeep.core.errors import ConfigError, raising
 from fedkeep.report.wording import duration
 
 if TYPE_CHECKING:
-    from fedkeep.experiments.places import Place
+    from fedkeep.experiments.forecast import JobStatus
+    from fedkeep.experiments.places import Place, State
     from fedkeep.report.standings import FoundComparison
     from fedkeep.report.text_tables import TextTable
 
@@ -71,7 +72,10 @@ def compare(
     slurm: SlurmOption = "",
     status: Annotated[
         bool,
-        typer.Option("--status", help="Run nothing: show which runs are done, run, wait or were stopped."),
+        typer.Option(
+            "--status",
+            help="Run nothing: watch which runs are done, run, failed or wait; Ctrl-C ends the look alone.",
+        ),
     ] = False,
     out: Annotated[
         Path | None,
@@ -132,8 +136,7 @@ def compare(
     several = len(plans) > 1
     if status:
         with place_of(on, folder, jobs, slurm) as place:
-            rows = comparing.status(plans, {} if place is None else place.states())
-            _show_status("Runs", rows, sum(plan.seconds for plan in plans), place)
+            redrawn(_looks(partial(comparing.status, plans), place, jobs))
         return
     for plan in plans:
         tried = f", after {tune} trials of each" if tune else ""
@@ -170,22 +173,24 @@ def may_stop(what: str) -> Iterator[None]:
         raise typer.Exit(130) from stop
 
 
-def _show_status(
-    title: str, rows: Sequence[tuple[str, str, str]], seconds: float, place: Place | None
-) -> None:
-    show_table(title, ["run", "state", "rounds"], [list(row) for row in rows])
-    states = Counter(state for _, state, _ in rows)
-    say(", ".join(f"{count} {state}" for state, count in states.most_common()) + ".")
-    for line in [] if place is None else place.news():
-        say(line)
-    if seconds:
-        side = states["running"]
-        how = f"{side} runs side by side" if side > 1 else "run after run"
-        end = time.localtime(time.time() + seconds / max(1, side))
-        say(
-            f"What is left would take at least {duration(seconds / max(1, side))} on a machine like this, {how}: until "
-            f"{time.strftime('%H:%M on %d %B', end)}."
-        )
+def _looks(
+    look: Callable[[Mapping[str, State]], Sequence[JobStatus]], place: Place | None, workers: int | None
+) -> Iterator[tuple[list[str], Sequence[str], list[list[str]]]]:
+    """Yield how jobs stand, for ``redrawn``: on a terminal until all have ended or Ctrl-C, elsewhere once."""
+    from fedkeep.experiments.forecast import summary
+    from fedkeep.experiments.places import POLL
+
+    order, news = ("running", "failed", "waiting", "done"), list[str]()
+    for _ in looks(POLL, once=not console().is_interactive):
+        jobs = look({} if place is None else place.states())
+        news += [] if place is None else place.news()
+        rows = [
+            [job.name, job.state, f"{job.done} of {job.total}" if job.total else ""]
+            for job in sorted(jobs, key=lambda job: order.index(job.group))
+        ]
+        yield [*summary(jobs, workers, time.time()), *news], ("run", "state", "rounds"), rows
+        if all(job.over for job in jobs):
+            return
 
 
 def _show_all(found: Mapping[str, FoundComparison]) -> None:
@@ -287,7 +292,10 @@ def sweep(
     ] = 1,
     status: Annotated[
         bool,
-        typer.Option("--status", help="Run nothing: show which trials are finished, run, wait or failed."),
+        typer.Option(
+            "--status",
+            help="Run nothing: watch which trials are done, run, failed or wait; Ctrl-C ends the look alone.",
+        ),
     ] = False,
     prune: Annotated[
         Literal["median", "halving", "none"],
@@ -338,8 +346,7 @@ def sweep(
     )
     if status:
         with place_of(on, made.out, jobs, slurm) as place:
-            rows, left = sweeps.status(made, {} if place is None else place.states())
-            _show_status("Trials", rows, left, place)
+            redrawn(_looks(partial(sweeps.status, made), place, jobs))
         return
     for method, own in spaces.items():
         for key, chosen_from in own.ranges.items():

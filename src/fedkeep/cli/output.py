@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -35,6 +36,14 @@ def looks(every: float, once: bool) -> Iterator[None]:
         sys.stdout.flush()
         time.sleep(every)
         yield
+
+
+def redrawn(looks: Iterable[tuple[Sequence[str], Sequence[str], Sequence[Sequence[str]]]]) -> None:
+    """Draw each look, lines above a table's columns and rows, in place of the last; but on a terminal, the last alone."""
+    with Live(console=console(), auto_refresh=False) as screen:
+        for lines, columns, rows in looks:
+            above = (Text(visible(line)) for line in lines)
+            screen.update(Group(*above, _table(columns, rows, 1)), refresh=True)
 
 
 def fresh() -> None:
@@ -97,17 +106,21 @@ def show_table(
         left: how many columns from the left hold text; the others are aligned right.
         note: below it.
     """
+    out = console()
+    out.print(Text(visible(title), style="bold"), soft_wrap=True)
+    out.print(_table(columns, rows, left))
+    if note:
+        out.print(Text(visible(note)), soft_wrap=True)
+    out.print()
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_header=any(columns), pad_edge=False, show_edge=False)
     for index, name in enumerate(columns):
         table.add_column(Text(visible(name)), justify="left" if index < left else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
-    out = console()
-    out.print(Text(visible(title), style="bold"), soft_wrap=True)
-    out.print(table)
-    if note:
-        out.print(Text(visible(note)), soft_wrap=True)
-    out.print()
+    return table
 
 
 def show_content(content: Content) -> None:

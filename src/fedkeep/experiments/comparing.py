@@ -21,6 +21,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,10 @@ from fedkeep.core.sealed import check_format
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.cells import CLASS, ID
 from fedkeep.data.readers.load_table import load_table
-from fedkeep.experiments.ahead import Ahead
 from fedkeep.experiments.analyses import add_ranking
 from fedkeep.experiments.build import ahead_of, build_data, run_config, simulation_of
 from fedkeep.experiments.config import Config, WrittenConfig
+from fedkeep.experiments.forecast import JobStatus, read_status
 from fedkeep.experiments.learned import still_improving, summarize
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
@@ -126,12 +127,6 @@ class Cell(WrittenJob):
         done = round(read_commit(self.folder, info).round + share_adapted(self.folder), 2)
         return Stand("rounds", done, info["rounds"])
 
-    @property
-    def share(self) -> float:
-        """The share of its rounds that are finished."""
-        stand = self.stand
-        return 0.0 if stand is None else stand.done / max(1, stand.total)
-
     def check(self) -> None:
         """Check that a run that is there was made with these settings, and under today's ``NUMERICS``.
 
@@ -197,7 +192,7 @@ class Plan:
         chosen: by method, the settings that its trials gave.
         among: the data set's name, where there are several.
         groups: by what users are grouped, each user's group by id; see ``read_groups``.
-        ahead: by method that has runs to do, what one of them has before it.
+        ahead: by method that has runs to do, the seconds of one of them, by estimate.
     """
 
     out: Path
@@ -213,12 +208,12 @@ class Plan:
     chosen: Mapping[str, str] = field(default_factory=dict)
     among: str = ""
     groups: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    ahead: Mapping[str, Ahead] = field(default_factory=dict)
+    ahead: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
         """How long all rounds that are missing would take, run after run, by estimate."""
-        return sum(self.ahead[cell.label].seconds * (1 - cell.share) for cell in self.missing)
+        return sum(job.left for job in status([self], {}))
 
     @property
     def missing(self) -> list[Cell]:
@@ -301,7 +296,7 @@ def plan(
     chosen = [c.model_copy(update={"data": settled}) for c in _chosen(configs, named, references)]
     for config in chosen:
         _check_judged(config, seeds, metric)
-    variants, misfits, before = list[Variant](), list[ConfigError](), dict[str, Ahead]()
+    variants, misfits, before = list[Variant](), list[ConfigError](), dict[str, float]()
     for config in chosen:
         try:
             variant = fitted(config, data, folder)
@@ -460,12 +455,12 @@ def _run(
         write_whole(plan.out / PLAN, (json.dumps(_about(plan), indent=1) + "\n").encode())
     trials = [c for plan in plans for own in plan.trials.values() for c, _ in own if not c.finished]
     later = [_kind(cell) for plan in plans for cell in plan.cells if trials and not cell.finished]
-    run_long_jobs(trials, jobs, progress, kind=_kind, later=later, on=on, stand=_stand)
+    run_long_jobs(trials, jobs, progress, kind=_kind, later=later, on=on, stand=lambda cell: cell.stand)
     plans = [_tuned(plan) for plan in plans]
     for plan in plans:
         _check_folder(plan)
     cells = [cell for plan in plans for cell in plan.cells if not cell.finished]
-    run_long_jobs(cells, jobs, progress, kind=_kind, on=on, stand=_stand)
+    run_long_jobs(cells, jobs, progress, kind=_kind, on=on, stand=lambda cell: cell.stand)
     made = [(found(plan), plan.out) for plan in plans]
     return [(each, write(each, out)) for each, out in made]
 
@@ -599,18 +594,23 @@ def _improving(run: RunFiles, plan: Plan) -> bool:
     return best is not None and still_improving(run.records, best)
 
 
-def status(plans: Sequence[Plan], states: Mapping[str, State]) -> list[tuple[str, str, str]]:
-    """Return for each trial and run its name, how it stands, and how many of its rounds are finished.
+def status(plans: Sequence[Plan], states: Mapping[str, State]) -> list[JobStatus]:
+    """Return how each trial and run stands.
 
     Args:
         plans: what is compared.
         states: of those that run elsewhere, by name, as of ``Place.states``.
     """
-    cells = [c for plan in plans for own in plan.trials.values() for c, _ in own]
-    cells += [cell for plan in plans for cell in plan.cells]
-    stands = [cell.stand for cell in cells]
-    rounds = ["" if stand is None else f"{stand.done:g} of {stand.total}" for stand in stands]
-    return [(c.name, _how(c, states.get(c.name)), done) for c, done in zip(cells, rounds, strict=True)]
+    cells = [(plan, c) for plan in plans for own in plan.trials.values() for c, _ in own]
+    cells += [(plan, cell) for plan in plans for cell in plan.cells]
+    return [
+        read_status(
+            JobStatus(name=cell.name, kind=_kind(cell), least=plan.ahead.get(cell.label, 0.0)),
+            partial(_how, cell, states.get(cell.name)),
+            [cell.folder],
+        )
+        for plan, cell in cells
+    ]
 
 
 def _how(cell: Cell, state: State | None) -> str:
@@ -618,13 +618,9 @@ def _how(cell: Cell, state: State | None) -> str:
         return "diverged"
     if cell.finished:
         return "finished"
-    if cell.begun and in_use(cell.folder):
+    if cell.begun and state not in ("running", "waiting") and in_use(cell.folder):
         return "running"
     return state or ("stopped" if cell.begun else "not begun")
-
-
-def _stand(cell: Cell) -> Stand | None:
-    return cell.stand
 
 
 def _kind(cell: Cell) -> str:
@@ -683,10 +679,10 @@ def _on_valid(cell: Cell, metric: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _rehearse(config: Config, data: FederatedData, folder: Path | None) -> Ahead:
-    """Return what a run has before it; raise ConfigError, with the method's name, where it would be refused."""
+def _rehearse(config: Config, data: FederatedData, folder: Path | None) -> float:
+    """Return the seconds of a run, by estimate; raise ConfigError, with the method's name, where it would be refused."""
     with raising(ConfigError, "{name}: {why}", FedkeepError, name=config.name):
-        return ahead_of(simulation_of(config, data, folder), config)
+        return ahead_of(simulation_of(config, data, folder), config).seconds
 
 
 def _chosen(configs: Sequence[Config], methods: Sequence[str], references: bool) -> Iterator[Config]:

@@ -504,9 +504,7 @@ class Slurm:
         self.folder, self.options, self.most = folder, options, most
         self._sent: dict[str, _SlurmJob] = {}
         self._told, self._numbers = set[str](), set[str]()
-        if self._book.exists():
-            known: dict[str, str] = json.loads(self._book.read_text(encoding="utf-8"))
-            self._sent = {name: _SlurmJob(id) for name, id in known.items()}
+        self._read_book()
 
     def send(self, jobs: Sequence[LongJob]) -> None:
         """Submit jobs, but for those that an earlier call sent and that still run.
@@ -546,10 +544,13 @@ class Slurm:
         return found
 
     def states(self) -> dict[str, State]:
-        """Return how those stand that were sent, by an earlier call too, and have not ended, and which failed."""
+        """Return how those stand that were sent, by another call too, and have not ended, and which failed."""
+        self._read_book()
         self._look()
         found: dict[str, State] = {
-            _job(path.stem): "failed" for path in self.folder.glob("*.ended") if 0 < _status(path) < 128
+            _job(path.stem): "failed"
+            for path in self.folder.glob("*.ended")
+            if 0 < (_status(path) or 0) < 128
         }
         return found | {_job(name): one.state for name, one in self._sent.items() if one.state != "over"}
 
@@ -585,6 +586,13 @@ class Slurm:
     def _book(self) -> Path:
         return self.folder / "sent.json"
 
+    def _read_book(self) -> None:
+        """Take up what was sent, by another call too."""
+        if self._book.exists():
+            known: dict[str, str] = json.loads(self._book.read_text(encoding="utf-8"))
+            new = {n: i for n, i in known.items() if n not in self._sent or self._sent[n].id != i}
+            self._sent |= {name: _SlurmJob(id) for name, id in new.items()}
+
     def _note(self) -> None:
         write_whole(self._book, json.dumps({n: one.id for n, one in self._sent.items()}).encode())
 
@@ -619,8 +627,7 @@ class Slurm:
         lines = [line.split(maxsplit=2) for line in asked.stdout.splitlines() if line.strip()]
         found, why = {line[0]: line[1] for line in lines}, {line[0]: line[-1] for line in lines}
         for name, one in self._sent.items():
-            ended = self.folder / f"{name}.ended"
-            status = _status(ended) if ended.exists() else None
+            status = _status(self.folder / f"{name}.ended")
             if status is not None and status < 128:
                 one.state = "over"
             elif asked.returncode:
@@ -634,13 +641,13 @@ class Slurm:
                 one.why = why[one.id]
 
     def _error(self, name: str, one: _SlurmJob) -> FedkeepError | None:
-        path, log = self.folder / f"{name}.ended", self.folder / f"{one.id}.out"
-        if path.exists() and _status(path) == 0:
+        status, log = _status(self.folder / f"{name}.ended"), self.folder / f"{one.id}.out"
+        if status == 0:
             return None
         said = ""
         if log.exists():
             said = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:])
-        if path.exists() and _status(path) < 128:
+        if status is not None and status < 128:
             return RunError("Its job of Slurm, {id}, failed:\n{said}", id=one.id, said=said)
         part = self.folder / f"{name}.part"
         if FULL in said or (part.exists() and not part.stat().st_size):
@@ -672,9 +679,12 @@ class Slurm:
         return any(next(self.folder.glob(f"{number}_*.out"), None) for number in self._numbers)
 
 
-def _status(ended: Path) -> int:
-    """Return the exit status of a job that has ended; from 128 on a signal ended it, so it can be sent again."""
-    return int(ended.read_text(encoding="utf-8"))
+def _status(ended: Path) -> int | None:
+    """Return the exit status of a job, None: it has not ended; from 128 on a signal ended it, so it can be sent again."""
+    try:
+        return int(ended.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
 
 
 def _called(command: Sequence[str], script: str = "") -> subprocess.CompletedProcess[str]:

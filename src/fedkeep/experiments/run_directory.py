@@ -449,20 +449,28 @@ def damaged_plan(path: Path) -> RunError:
 def in_use(folder: Path) -> bool:
     """Whether a process is at work on a run."""
     try:
-        locked(folder).release()
+        locked(folder, 0.0).release()
     except RunError:
         return True
     return False
 
 
-def locked(folder: Path) -> Lock:
+PATIENCE = 0.5
+"""Seconds, in which whoever asked whether a folder is in use has let go of its lock."""
+
+
+def locked(folder: Path, patience: float = PATIENCE) -> Lock:
     """Return a folder's lock, held.
+
+    Args:
+        folder: which.
+        patience: seconds to wait for another process.
 
     Raises:
         RunError: another process has it, or it can't be taken.
     """
     try:
-        return take_lock(folder / "lock")
+        return take_lock(folder / "lock", patience)
     except Timeout as error:
         raise RunError(
             "{folder} is in use by another process. Wait for it, or name another folder.",

@@ -81,18 +81,24 @@ class Sweep:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         path = str(self.out / JOURNAL)
+        storage = JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path)))
+        if all(known.study_name != method for known in storage.get_all_studies()):  # else this writes, too
+            optuna.create_study(
+                study_name=method,
+                storage=storage,
+                direction="minimize" if lower_is_better(self.metric) else "maximize",
+                load_if_exists=True,
+            )
         pruners = {
             "median": optuna.pruners.MedianPruner(n_startup_trials=RANDOM, n_warmup_steps=SPARED),
             "halving": optuna.pruners.SuccessiveHalvingPruner(min_resource=SPARED + 1, reduction_factor=3),
             "none": optuna.pruners.NopPruner(),
         }
-        return optuna.create_study(
+        return optuna.load_study(
             study_name=method,
-            storage=JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path))),
-            direction="minimize" if lower_is_better(self.metric) else "maximize",
+            storage=storage,
             pruner=pruners[self.prune],
             sampler=optuna.samplers.RandomSampler(),
-            load_if_exists=True,
         )
 
     def config(self, method: str, values: Mapping[str, Any]) -> Config:

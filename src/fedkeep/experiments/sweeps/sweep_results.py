@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedkeep.core.files import write_whole
 from fedkeep.core.records import read_records
 from fedkeep.experiments.drive import ADAPTED
+from fedkeep.experiments.forecast import JobStatus, read_status
 from fedkeep.experiments.learned import summarize
 from fedkeep.experiments.places import State
+from fedkeep.experiments.run_directory import in_use
 from fedkeep.experiments.sweeps.plan import JOURNAL, Sweep
 from fedkeep.experiments.sweeps.trials import best_of, trial_folder
 from fedkeep.experiments.toml import value_text
@@ -21,6 +23,9 @@ from fedkeep.report.page import finite
 from fedkeep.report.text_tables import TextTable, mean_std, to_csv, to_markdown
 from fedkeep.report.wording import count, duration, lower_is_better, metric_inline, spread
 from fedkeep.version import NUMERICS
+
+if TYPE_CHECKING:
+    import optuna
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +66,7 @@ def _result(sweep: Sweep, method: str) -> Result:
     plain: list[dict[str, Any]] = [
         {
             "number": t.number,
-            "state": "diverged" if "diverged" in t.user_attrs else _STATES.get(t.state.name, "running"),
+            "state": _state(t),
             "value": t.value if t.state.name == "COMPLETE" else None,
             **{key: t.user_attrs.get(key) for key in ("values", "valid", "rounds", "seconds", "diverged")},
         }
@@ -86,26 +91,40 @@ def _result(sweep: Sweep, method: str) -> Result:
     )
 
 
-def status(sweep: Sweep, states: Mapping[str, State]) -> tuple[list[tuple[str, str, str]], float]:
-    """Return how the trials stand, and how long those that are missing would take, one after another, by estimate.
+def status(sweep: Sweep, states: Mapping[str, State]) -> list[JobStatus]:
+    """Return how the trials stand.
 
     Args:
         sweep: which.
         states: of trials that run elsewhere, by their jobs' names, as of ``Place.states``; a trial that has begun has a number
             of its own, so jobs are told that wait or failed.
-
-    Returns:
-        Of each trial that has begun, and of each job that has not or failed: its name, its state, and its finished rounds.
-        Seconds.
     """
-    rows, left = list[tuple[str, str, str]](), 0.0
-    there = {r.method: r for r in results(sweep)} if (sweep.out / JOURNAL).exists() else {}
+    runs = "running" in states.values() or (sweep.out.exists() and in_use(sweep.out))
+    jobs, there = list[JobStatus](), (sweep.out / JOURNAL).exists()
     for method, seconds in sweep.ahead.items():
-        trials = there[method].trials if method in there else []
-        rows += [(f"{method}-{t['number']}", t["state"], f"{t['rounds'] or 0}") for t in trials]
-        over = sum(t["state"] != "running" for t in trials)
-        left += max(0, sweep.trials - over) * len(sweep.seeds) * seconds
-    return rows + [(job, state, "") for job, state in states.items() if state != "running"], left
+        new = JobStatus(name=method, kind=method, least=seconds * len(sweep.seeds))
+        trials = sweep.study(method).get_trials(deepcopy=False) if there else []
+        jobs += [_status(sweep, replace(new, name=f"{method}-{t.number}"), t, runs) for t in trials]
+        sent = [
+            (j, state) for j, state in states.items() if j.startswith(f"{method}, ") and state != "running"
+        ]
+        jobs += [replace(new, name=job, state=state) for job, state in sent]
+        numbers = range(len(trials) + sum(state == "waiting" for _, state in sent), sweep.trials)
+        jobs += [replace(new, name=f"{method}-{number}") for number in numbers]
+    return jobs
+
+
+def _status(sweep: Sweep, job: JobStatus, trial: optuna.trial.FrozenTrial, runs: bool) -> JobStatus:
+    if trial.state.is_finished():
+        rounds, seconds = (trial.user_attrs.get(name, 0) for name in ("rounds", "seconds"))
+        return replace(job, state=_state(trial), done=rounds, total=rounds, seconds=seconds)
+    folder = trial_folder(sweep, job.kind, trial.number)
+    folders = [folder / f"seed-{seed}" for seed in sweep.seeds]
+    return read_status(job, lambda: "running" if runs else "stopped", folders)
+
+
+def _state(trial: optuna.trial.FrozenTrial) -> str:
+    return "diverged" if "diverged" in trial.user_attrs else _STATES.get(trial.state.name, "running")
 
 
 _STATES = {"COMPLETE": "finished", "PRUNED": "ended early"}
