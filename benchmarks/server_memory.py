@@ -95,7 +95,7 @@ def measured(cohort: int, kind: str) -> dict[str, Any]:
     if kind == "secure":
         return masked(ids)
     net = Net(nn.Linear(WIDTH, WIDTH))
-    method = fedavg(local=Phase(optimizer=sgd(0.1), batch_size=4)).fitted(net.module)  # nobody trains
+    method = fedavg(local=Phase(optimizer=sgd(0.1), batch_size=4)).resolved(net.module)  # nobody trains
     if kind == "private":
         method = differentially_private(
             method, DifferentialPrivacy(noise=1.0, clip=1.0, heaviest=3.0), cohort

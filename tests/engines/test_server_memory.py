@@ -77,7 +77,7 @@ class Clients:
 def round_of(method: Method, cohort: int) -> Callable[[], tuple[Global, object]]:
     """Return what runs a round of a large layer over scripted clients."""
     net, ids = Net(nn.Linear(WIDTH, WIDTH)), [f"{number:02}" for number in range(cohort)]
-    fitted: Any = method.fitted(net.module)
+    fitted: Any = method.resolved(net.module)
     server = first_global(fitted, net, ids, cohort)
     device: Any = Clients(fitted.split)
     return lambda: run_round(fitted, device, server, ids, {})

@@ -59,7 +59,7 @@ def test_each_kind_of_data_has_a_model(kind: str) -> None:
     model = build_model(made, data)
     usual = usual_of(model)
     assert usual != OWN
-    (phase,) = build_method(made.method).fitted(model).client.phases
+    (phase,) = build_method(made.method).resolved(model).client.phases
     rate = usual.rate_of_numbers if data.meta.get("task") == "regression" else usual.rate
     assert phase.optimizer == Optimizer(learning_rate=rate, rates=usual.rates)
     assert (type(phase.batch_size), phase.batch_size) == (int, usual.batch_size)
@@ -109,7 +109,7 @@ def test_what_is_said_stays() -> None:
     }
     whole = config(method=said)
     assert settled(whole, KINDS["mlp"]) == whole
-    (phase,) = build_method(whole.method).fitted(MLP(3, 2)).client.phases
+    (phase,) = build_method(whole.method).resolved(MLP(3, 2)).client.phases
     assert (phase.optimizer, phase.batch_size) == (sgd(0.5), 5)
 
 
@@ -119,9 +119,9 @@ def test_a_phase_without_a_rate_has_the_usual_one() -> None:
         (MLP(3, 2), sgd(usual.rate), usual.batch_size),
         (nn.Linear(3, 2), sgd(0.1), 32),
     ):
-        (phase,) = fedavg(local=Phase(epochs=3)).fitted(model).client.phases
+        (phase,) = fedavg(local=Phase(epochs=3)).resolved(model).client.phases
         assert phase == Phase(epochs=3, optimizer=named, batch_size=size)
-    (phase,) = apfl(local=Phase(optimizer=adam(0.2))).fitted(MLP(3, 2)).client.phases
+    (phase,) = apfl(local=Phase(optimizer=adam(0.2))).resolved(MLP(3, 2)).client.phases
     assert (phase.optimizer.kind, phase.optimizer.learning_rate, phase.batch_size) == (
         "adam",
         0.2,
@@ -129,8 +129,8 @@ def test_a_phase_without_a_rate_has_the_usual_one() -> None:
     )
     still = BagOfWords(9, 2)
     still.embedding.requires_grad_(False)
-    assert fedavg().fitted(still).client.phases[0].optimizer.rates == ()
-    (phase,) = apfl().fitted(MLP(3, 2)).client.phases  # what a method adds to an open optimiser stays
+    assert fedavg().resolved(still).client.phases[0].optimizer.rates == ()
+    (phase,) = apfl().resolved(MLP(3, 2)).client.phases  # what a method adds to an open optimiser stays
     assert (phase.optimizer.learning_rate, len(phase.optimizer.bounds)) == (usual.rate, 1)
 
 
@@ -211,7 +211,7 @@ def test_a_rate_that_is_named_is_not_the_usual_one() -> None:
         read = parse_config(text + line)
         for one in (read, parse_config(read.to_toml())):
             method = one.method.model_copy(update={"loss": LossConfig(kind="squared_error")})
-            (phase,) = build_method(method).fitted(MLP(3, 1)).client.phases
+            (phase,) = build_method(method).resolved(MLP(3, 1)).client.phases
             assert phase.optimizer.learning_rate == rate
 
 
@@ -241,7 +241,7 @@ def test_a_linear_model_of_numbers_bounds_its_gradients_unless_something_is_said
     squared = Phase(loss=squared_error())
 
     def bound(method: Method, model: nn.Module) -> set[tuple[float | None, str]]:
-        return {(p.clip_norm, p.clip_over) for p in method.fitted(model).client.phases}
+        return {(p.clip_norm, p.clip_over) for p in method.resolved(model).client.phases}
 
     assert bound(fedrep("user", local=squared), Linear(3, 1)) == {(10.0, "halves")}
     free = {(None, "all")}

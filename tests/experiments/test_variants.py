@@ -7,7 +7,7 @@ import pytest
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.build import build_data, build_method
 from fedkeep.experiments.config import Config, parse_config
-from fedkeep.experiments.variants import Variant, fitted, with_method
+from fedkeep.experiments.variants import Variant, variant_of, with_method
 from fedkeep.methods import Phase
 from fedkeep.privacy import DifferentialPrivacy
 
@@ -42,7 +42,7 @@ def config() -> Config:
 
 
 def of(config: Config, kind: str) -> Variant:
-    return fitted(with_method(config, kind), build_data(config))
+    return variant_of(with_method(config, kind), build_data(config))
 
 
 def test_settings_that_all_methods_know_go_along(config: Config) -> None:

@@ -67,7 +67,7 @@ class Hand:
     def __post_init__(self) -> None:
         self.encoding = Encoding.of(Ready(data=self.data).summary())
         model = self.make()
-        self.given, self.method = self.method, self.method.fitted(model)  # a node fits it itself
+        self.given, self.method = self.method, self.method.resolved(model)  # a node fits it itself
         self.net = Net(self.method.made_for(model))
         self.parts = fingerprint.parts(self.net.module, self.method, self.net.initial(), self._plain())
         self.nodes: list[Node] = []

@@ -110,7 +110,7 @@ def wide(values: Params, like: Params) -> Params:
 def going_on(first: Run, june: FederatedData, encoding: Mapping[str, Any], text: str = TEXT) -> Run:
     """Return a simulation that begins with what server and clients of another had, in the first rows of larger tensors."""
     model, method = federation_of(text).build(encoding)
-    method = method.fitted(model)
+    method = method.resolved(model)
     module = method.made_for(model)
     model.load_state_dict(wide(first.server, {n: module.state_dict()[n] for n in first.server}), strict=False)
     private = MemoryStore(first_default(method, Net(module), 0), list(map(str, june.ids)))

@@ -90,7 +90,7 @@ def by_hand(late: Late) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return what the server has, and what clients keep, after rounds of these cohorts in this process."""
     what, data = CASES[late.case], CASES[late.case].data
     module, method = experiment(f"{late.case}, {KIND}", {})
-    method = method.fitted(module)
+    method = method.resolved(module)
     net = Net(method.made_for(module))
     ids = [str(client) for client in data.ids]
     store = MemoryStore(Default(first_kept(method, net), method.client.keep.value, SEED), ids)

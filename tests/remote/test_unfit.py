@@ -17,7 +17,7 @@ from fedkeep.experiments.config import DataConfig
 from fedkeep.experiments.sources import ConfiguredSource
 from fedkeep.remote.fingerprint import sha256_of
 from fedkeep.remote.messages import EncodingFits, Here, message_of, packet_of
-from fedkeep.remote.own_data import MOST_UNFIT, fitting
+from fedkeep.remote.own_data import MOST_UNFIT, encodable
 from fedkeep.remote.transport import MemoryTransport
 from tests.remote.hand import Hand
 from tests.remote.test_nodes import met, passed, said
@@ -81,11 +81,11 @@ def test_where_many_or_all_do_not_fit_the_device_takes_no_part(tmp_path: Path) -
     many = classes(counts=(3,) * (MOST_UNFIT + 2), kind="f4")
     encoding = Encoding.of(raw(many).summary())
     ids = list(map(str, many.ids))
-    data, faults = fitting(raw(many, ids[1 : MOST_UNFIT + 1]), encoding)
+    data, faults = encodable(raw(many, ids[1 : MOST_UNFIT + 1]), encoding)
     assert (list(data.ids), list(faults)) == ([ids[0], ids[-1]], ids[1 : MOST_UNFIT + 1])
     for wrong in (ids[1:], ids):
         with pytest.raises(DataError, match=r"^Row \d+: label 'secret'"):
-            fitting(raw(many, wrong), encoding)
+            encodable(raw(many, wrong), encoding)
 
 
 def test_who_opts_out_by_a_draw_is_not_drawn_anew() -> None:
@@ -94,8 +94,8 @@ def test_who_opts_out_by_a_draw_is_not_drawn_anew() -> None:
     source = ConfiguredSource(raw(DATA, ["user-1"]), settings, 0)
     encoding = Encoding.of(raw(DATA).summary())
     with pytest.raises(DataError, match="secret"):
-        fitting(source, encoding)
-    data, faults = fitting(replace(source, settings=DataConfig(reader="toy")), encoding)
+        encodable(source, encoding)
+    data, faults = encodable(replace(source, settings=DataConfig(reader="toy")), encoding)
     assert (len(data), list(faults)) == (5, ["user-1"])
 
 

@@ -261,5 +261,5 @@ def test_a_pattern_that_is_a_number_is_refused() -> None:
 
 
 def test_a_type_is_found_by_a_method() -> None:
-    with pytest.raises(SplitError, match=r"method\.fitted"):
+    with pytest.raises(SplitError, match=r"method\.resolved"):
         Split(private=("type:Linear",)).table(Logits())

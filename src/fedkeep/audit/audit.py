@@ -23,7 +23,7 @@ from fedkeep.audit.report import AuditReport
 from fedkeep.core.errors import check_choice, check_range
 from fedkeep.core.modes import with_gradients
 from fedkeep.data import FederatedData
-from fedkeep.engines.rehearsal import fit
+from fedkeep.engines.rehearsal import resolve
 from fedkeep.methods import Method, PrivateMean
 from fedkeep.methods.hook_declarations import revealed
 from fedkeep.remote.messages import Packet
@@ -79,7 +79,7 @@ def audit(
         check_choice("An entry of allow must begin with", entry.partition("/")[0], KINDS)
     began = time.perf_counter()
     few = small(data, CLIENTS)
-    method = fit(method, model, few)
+    method = resolve(method, model, few)
     bench = Bench(model, unmasked(method), few, seed)
     masked = bench.method is not method
     made = Looking(bench, Allowed(revealed(method), tuple(allow)), rounds, wires, masked=masked)

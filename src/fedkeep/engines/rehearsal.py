@@ -132,13 +132,13 @@ def model_warnings(
         yield STEPS_DIFFER.format(method=method.name)
 
 
-def fit(method: Method, model: nn.Module, data: FederatedData) -> Method:
+def resolve(method: Method, model: nn.Module, data: FederatedData) -> Method:
     """Return a method that names the parts of a model, found on the first client's training examples if need be.
 
     Raises:
-        MethodError: see ``Method.fitted``.
+        MethodError: see ``Method.resolved``.
     """
-    return method.fitted(model, partial(some_examples, model, data))
+    return method.resolved(model, partial(some_examples, model, data))
 
 
 def told_head(method: Method, model: nn.Module, data: FederatedData) -> str:

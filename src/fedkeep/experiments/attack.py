@@ -16,7 +16,7 @@ from fedkeep import attacks as a
 from fedkeep.core.errors import ConfigError, check_choice, check_range
 from fedkeep.core.net import on_cpu
 from fedkeep.core.seeds import numpy_generator
-from fedkeep.engines.rehearsal import fit
+from fedkeep.engines.rehearsal import resolve
 from fedkeep.experiments.attack_measures import MEASURES, Row, within
 from fedkeep.experiments.attack_scenes import AttackView, divided, plain_method, views
 from fedkeep.experiments.build import build_data, build_method, build_model, settled
@@ -107,7 +107,9 @@ def attack(
         raise ConfigError("The attacks are on classifiers; these data have numbers as labels.")
     config = settled(config, data)
     model = build_model(config, data, folder)
-    own = fit(build_method(config.method.model_copy(update={"reduce": None, "secure": None})), model, data)
+    own = resolve(
+        build_method(config.method.model_copy(update={"reduce": None, "secure": None})), model, data
+    )
     methods = {"plain": plain_method(config, model), "split": own}
 
     def trained(method: Method, examples: Any = data, **changes: Any) -> Run:

@@ -248,7 +248,7 @@ def plain_method(config: Config, model: nn.Module) -> Method:
         rates = tuple((p, r) for p, r in optimizer.rates if any(fnmatchcase(n, p) for n in names))
         kept["optimizer"] = replace(optimizer, rates=rates)
     made = MethodConfig.model_validate({"kind": "fedavg", "loss": own.loss, **kept, **options})
-    return build_method(made).fitted(model)
+    return build_method(made).resolved(model)
 
 
 def opted_in(data: FederatedData, client: int) -> np.ndarray:

@@ -27,7 +27,7 @@ from fedkeep.data.alike import oddities
 from fedkeep.data.preparation import Encoding, Ready
 from fedkeep.data.seen import Seen
 from fedkeep.engines import Engine
-from fedkeep.engines.rehearsal import fit
+from fedkeep.engines.rehearsal import resolve
 from fedkeep.experiments.ahead import Ahead, ahead
 from fedkeep.experiments.analyses import add_ranking
 from fedkeep.experiments.config import (
@@ -566,7 +566,7 @@ def with_head_named(text: str, folder: Path | None = None) -> str:
     except (ConfigError, DataError):
         return text
     asked = settled(config, data)
-    method = fit(build_method(asked.method), build_model(asked, data, folder), data)
+    method = resolve(build_method(asked.method), build_model(asked, data, folder), data)
     if method.head is None or config.method.head is not None:
         return text
     return parse_config(text, overrides={"method.head": method.head.layer}).to_toml()

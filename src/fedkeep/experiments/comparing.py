@@ -48,7 +48,7 @@ from fedkeep.experiments.progress import Stand
 from fedkeep.experiments.run_directory import damaged_plan, in_use
 from fedkeep.experiments.sources import build_source
 from fedkeep.experiments.tuning import Settings, told, trials
-from fedkeep.experiments.variants import Variant, every_method, fitted, with_method
+from fedkeep.experiments.variants import Variant, every_method, variant_of, with_method
 from fedkeep.experiments.worth import counting_side
 from fedkeep.methods import METHODS
 from fedkeep.metrics import CLASS_METRICS
@@ -299,7 +299,7 @@ def plan(
     variants, misfits, before = list[Variant](), list[ConfigError](), dict[str, float]()
     for config in chosen:
         try:
-            variant = fitted(config, data, folder)
+            variant = variant_of(config, data, folder)
             if not all(_cell(variant, seed, out, folder).finished for seed in seeds):
                 before[variant.config.name] = _rehearse(variant.config, data, folder)
             variants.append(variant)

@@ -205,7 +205,7 @@ def check_options(
                 key=key[:80],
                 why=_unknown(key, [*known, *_fields(table)], elsewhere, what, whose),
             )
-        checked[key] = _fitted(f"{what}.{key}", hints.get(key, Any), value)
+        checked[key] = _checked(f"{what}.{key}", hints.get(key, Any), value)
     empty = inspect.Parameter.empty
     needed = [n for n in known if n in parameters and parameters[n].default is empty and n not in options]
     if needed:
@@ -213,7 +213,7 @@ def check_options(
     return checked
 
 
-def _fitted(place: str, wanted: Any, value: Any) -> Any:
+def _checked(place: str, wanted: Any, value: Any) -> Any:
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(wanted, config=STRICT)
     except Exception:  # noqa: BLE001 - an annotation that pydantic doesn't know (a stranger's module)

@@ -206,7 +206,7 @@ class Before(Ancestor):
         """
         like = checkpoint(first)
         growth = growth_of(self.grown(data))
-        found = {name: fitted(name, value, like, growth) for name, value in self.state.items()}
+        found = {name: resized(name, value, like, growth) for name, value in self.state.items()}
         wanted, there = (
             {n: v for n, v in of.items() if n.startswith(("params/", "state/"))} for of in (like, found)
         )
@@ -276,7 +276,7 @@ def sizes_of(data: FederatedData | Encoding) -> dict[str, int]:
     return {name: int(value) for name, value in whole.items() if value is not None}
 
 
-def fitted(name: str, value: Tensor, like: Params, growth: set[int]) -> Tensor:
+def resized(name: str, value: Tensor, like: Params, growth: set[int]) -> Tensor:
     """Return a tensor as large as the one of its name in ``like``: old entries first, the others as there.
 
     What an optimiser keeps of a parameter has that parameter's shape; its new entries are 0.
@@ -295,7 +295,7 @@ def fitted(name: str, value: Tensor, like: Params, growth: set[int]) -> Tensor:
     return value if model is None else enlarged(name, value, model, growth)
 
 
-def fits(was: Sequence[int], now: Sequence[int], growth: set[int]) -> bool:
+def may_grow(was: Sequence[int], now: Sequence[int], growth: set[int]) -> bool:
     """Tell whether a shape is another one, of which axes may have grown."""
     return len(was) == len(now) and {b - a for a, b in zip(was, now, strict=True)} <= {0, *growth}
 
@@ -306,7 +306,7 @@ def compared(was: Params, now: Params, growth: set[int]) -> tuple[list[str], dic
     same = [
         name
         for name, value in now.items()
-        if name in was and was[name].dtype == value.dtype and fits(was[name].shape, value.shape, growth)
+        if name in was and was[name].dtype == value.dtype and may_grow(was[name].shape, value.shape, growth)
     ]
     both = here.keys() & there.keys()
     return same, {
@@ -322,7 +322,7 @@ def enlarged(name: str, value: Tensor, like: Tensor, growth: set[int]) -> Tensor
     Raises:
         ConfigError: a shape or type differs otherwise than by a growth.
     """
-    if value.dtype != like.dtype or not fits(value.shape, like.shape, growth):
+    if value.dtype != like.dtype or not may_grow(value.shape, like.shape, growth):
         raise misfit_of({name: like}, {name: value})
     if value.shape == like.shape:
         return value

@@ -41,7 +41,7 @@ from fedkeep.engines import (
 from fedkeep.engines.adapt import one_by_one
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.lanes import made_of_all
-from fedkeep.engines.rehearsal import fit, model_warnings, told_head
+from fedkeep.engines.rehearsal import model_warnings, resolve, told_head
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.workers import workers as processes
 from fedkeep.experiments.conductor import (
@@ -230,7 +230,7 @@ class Simulation:
                 "continue_from: the older run has differential privacy, and no ε would hold for it if this one had none. Give "
                 "privacy, in a configuration [privacy]."
             )
-        method = fit(method, model, data)
+        method = resolve(method, model, data)
         module, self.head = method.made_for(model, settings.accelerate), told_head(method, model, data)
         if first is not None and not misfit(values := tensors_of(module), first):
             with torch.no_grad():

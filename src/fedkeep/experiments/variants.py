@@ -16,7 +16,7 @@ from fedkeep.core.errors import ConfigError, FedkeepError, MethodError, NonFinit
 from fedkeep.core.net import tensors_of
 from fedkeep.data import SPLITS, FederatedData
 from fedkeep.data.federated import take
-from fedkeep.engines.rehearsal import fit, told_head
+from fedkeep.engines.rehearsal import resolve, told_head
 from fedkeep.experiments.build import (
     LOCAL,
     SERVER,
@@ -73,7 +73,7 @@ def with_method(config: Config, kind: str) -> Config:
     )
 
 
-def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> Variant:
+def variant_of(config: Config, data: FederatedData, folder: Path | None = None) -> Variant:
     """Return an experiment as a comparison runs it: its method fits the model, and references are judged beside it.
 
     A method that speaks of parts that the model does not name has its head found. A round of a cohort with a few examples each is tried. Where the shared part
@@ -105,7 +105,7 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
     ):
         config = settled(config, data)
         model = build_model(config, data, folder)
-        method = fit(build_method(config.method), model, data)
+        method = resolve(build_method(config.method), model, data)
         if method.client.pools == "clients" and not config.run.centralised:
             raise MethodError(
                 "It trains on all clients' examples in one place, each mini-batch one client's. Set run.centralised = "
@@ -154,7 +154,7 @@ def all_fitted(
     build_model(settled(config, data), data, folder)
     for kind in every_method(config):
         try:
-            yield kind, fitted(with_method(config, kind), data, folder)
+            yield kind, variant_of(with_method(config, kind), data, folder)
         except ConfigError as error:
             yield kind, ConfigError(str(error).removeprefix(kind + ": "))
 

@@ -101,7 +101,7 @@ def _model(node: Node, config: Config) -> str:
         ConfigError, "{why} Ask the project's owner, or install what the model needs.", FedkeepError
     ):
         module, method = experiment(sent_of(config), encoding)
-        method = method.fitted(module)
+        method = method.resolved(module)
         module = method.made_for(module)
         halves = method.split.halves(module)
     initial = Net(module).initial()

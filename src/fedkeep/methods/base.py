@@ -16,9 +16,9 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
 from fedkeep.core.records import Record
 from fedkeep.methods.client import Client
-from fedkeep.methods.fit import decided, fitted, told_head, with_drawn_head
 from fedkeep.methods.hook_checks import check_plain
 from fedkeep.methods.phase import Changeable, Phase
+from fedkeep.methods.resolve import decided, resolved, told_head, with_drawn_head
 from fedkeep.methods.server import Optimize, Server
 from fedkeep.nn.accelerate import swap_
 from fedkeep.privacy import Chain, Link
@@ -113,7 +113,7 @@ class Method:
         upload: the chain that an upload goes through, e.g. compression and noise; decoded before it is reduced.
         note: what the owner of a finished run is warned of, given its records and what the data say of themselves
             (``FederatedData.meta``); an empty text: of nothing.
-        needs_features: whether it looks at the model's features or changes them, see ``fitted``.
+        needs_features: whether it looks at the model's features or changes them, see ``resolved``.
         head: where the model ends: the name or pattern of a layer, a layer of the model itself, or a function that is
             given the model and returns one; None: the model has the parts that the method names, or it is found.
     """
@@ -146,7 +146,7 @@ class Method:
         if nameless:
             object.__setattr__(self, "head", given)
 
-    def fitted(self, model: nn.Module, batch: Callable[[], Batch | None] = lambda: None) -> Method:
+    def resolved(self, model: nn.Module, batch: Callable[[], Batch | None] = lambda: None) -> Method:
         """Return this method with the names that a user's model has for the parts that it speaks of.
 
         What its phases leave open is filled in with what is usual for the model.
@@ -163,7 +163,7 @@ class Method:
         """
         check_plain(model)
         method = self if self.head is None else self.but(head=named_head(model, self.head))
-        return with_drawn_head(fitted(decided(method, model), model, batch), model)
+        return with_drawn_head(resolved(decided(method, model), model, batch), model)
 
     def tells_head(self, model: nn.Module, batch: Callable[[], Batch | None] = lambda: None) -> str:
         """Return a line on the head that was found for a model, and on whose it is; empty: there is nothing to tell.

@@ -1,7 +1,7 @@
 """A model in two steps, for methods that look between them: ``features``, then ``head``.
 
 A model may say so by two methods: ``features(self, <columns>)`` returns (B, F), and ``head(self, features)`` returns
-what ``forward`` does. Of any other model the head is found, and features are what it is given: see ``methods.fit``.
+what ``forward`` does. Of any other model the head is found, and features are what it is given: see ``methods.resolve``.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from fedkeep.core.optim import sgd
 from fedkeep.core.params import Batch, Params, gradients
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client
-from fedkeep.methods.fit import batch_norms
 from fedkeep.methods.phase import Phase, telling
+from fedkeep.methods.resolve import batch_norms
 from fedkeep.methods.server import Server, averaging
 from fedkeep.methods.terms import Around, Term, cross_entropy
 from fedkeep.nn.operation import functorch_active

@@ -3,7 +3,7 @@
 Tables, texts, images and rankings were tried on public sets (``benchmarks.first_runs``), and chosen on all of a kind together;
 series on made problems alone (``tests/experiments/test_series.py`` and ``test_series_files.py``).
 All of it is plain SGD, which every method takes. What a phase leaves open is filled in where a method meets its
-model (``Method.fitted``), and stands in ``run.json`` with the rest of the method.
+model (``Method.resolved``), and stands in ``run.json`` with the rest of the method.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ from fedkeep.core.records import by_key
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.splits import SPLITS
 from fedkeep.engines import Order
-from fedkeep.engines.rehearsal import fit
+from fedkeep.engines.rehearsal import resolve
 from fedkeep.methods import Method, Phase, Sent
 from fedkeep.methods.base import Recalls
 from fedkeep.methods.hook_declarations import revealed
@@ -643,7 +643,7 @@ def prove(
         FedkeepError: model, method and data do not fit.
     """
     began = time.perf_counter()
-    method = fit(method, model, data)
+    method = resolve(method, model, data)
     some, notes, allowed = small(data, CLIENTS), list[str](), Allowed(revealed(method), tuple(allow))
     real, traced = out_counts(some), [with_opt_out(some)]
     if len(opted_out(traced[0])) > real.sum():

@@ -33,7 +33,7 @@ from fedkeep.data import SPLITS
 from fedkeep.data.preparation import Encoding, RuleError, Rules, Source, Summary
 from fedkeep.engines import Engine, Job, Leaves, Sequential, first_default, job_of
 from fedkeep.engines.judge import ExamplesOf, counts_of
-from fedkeep.engines.rehearsal import fit
+from fedkeep.engines.rehearsal import resolve
 from fedkeep.methods import Method, SecureMean
 from fedkeep.remote import fingerprint
 from fedkeep.remote.agreement import (
@@ -67,7 +67,7 @@ from fedkeep.remote.messages import (
     packet_of,
 )
 from fedkeep.remote.migration import OnChange, migrated, opted_out
-from fedkeep.remote.own_data import fitting, settled
+from fedkeep.remote.own_data import encodable, settled
 from fedkeep.remote.serving import serve
 from fedkeep.remote.told import lanes_told
 from fedkeep.store import Line
@@ -332,14 +332,14 @@ class Node:
             RefusalError: it can't be built, or differs from the server's; names the parts.
         """
         self._check(hello)
-        data, faults = fitting(self.source, Encoding.from_json(json.dumps(encoding)))
+        data, faults = encodable(self.source, Encoding.from_json(json.dumps(encoding)))
         for client, fault in faults.items():
             self.tell(f"Client {client!r} takes no part: {fault}")
         try:
             model, method = self.experiment(hello.experiment, encoding)
             if method.head is not None:
-                fit(method, model, data)  # the head that the server names is one on these examples, too
-            method = method.fitted(model)
+                resolve(method, model, data)  # the head that the server names is one on these examples, too
+            method = method.resolved(model)
             module = method.made_for(model).to(self.terms.compute)
         except (ConfigError, MethodError, SplitError) as error:
             why = str(error)

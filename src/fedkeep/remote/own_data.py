@@ -56,7 +56,7 @@ def of_clients(source: Source, clients: Sequence[str], what: str) -> Source:
     return _of(source, ids)
 
 
-def fitting(source: Source, encoding: Encoding) -> tuple[FederatedData, dict[str, DataError]]:
+def encodable(source: Source, encoding: Encoding) -> tuple[FederatedData, dict[str, DataError]]:
     """Return the data of the clients that fit an encoding, and what is wrong with each of the others.
 
     Raises:

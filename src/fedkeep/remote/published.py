@@ -47,7 +47,7 @@ from fedkeep.remote.client_ledger import RunClients
 from fedkeep.remote.device_file import AdaptedRow, DeviceFile, FileHeader, adapted_content, create, file_of
 from fedkeep.remote.device_store import counted
 from fedkeep.remote.node_config import NodeConfig, experiment, read_node_config
-from fedkeep.remote.own_data import fitting, of_clients, settled
+from fedkeep.remote.own_data import encodable, of_clients, settled
 from fedkeep.store import MemoryStore
 from fedkeep.store.rows import RowFormat
 
@@ -152,7 +152,7 @@ def _same(one: Sent, other: Sent) -> bool:
 
 def _built(text: str, encoding: Mapping[str, Any]) -> tuple[Method, Net]:
     model, method = experiment(text, encoding)
-    method = method.fitted(model)
+    method = method.resolved(model)
     return method, Net(method.made_for(model))
 
 
@@ -192,7 +192,7 @@ class Models:
         source: Source = build_source(settings.data, settings.seed, config.parent)
         if device.clients:
             source = of_clients(source, device.clients, f"{config}: device.clients")
-        data, self.unfit = fitting(source, Encoding.from_json(json.dumps(published.encoding)))
+        data, self.unfit = encodable(source, Encoding.from_json(json.dumps(published.encoding)))
         self.adapted: dict[str, Params] = {}
         self.trained: dict[str, AdaptedRow] = {}
         """By client, the version that counted after the round, as what the client would adapt from."""

@@ -192,7 +192,7 @@ class _Serving:
         encoding = encoding_from(info["encoding"]) if goes_on else self._encoding()
         self.encoding: Mapping[str, Any] = json.loads(encoding.to_json())
         module, method = self.federation.build(self.encoding)
-        self.method = method = method.fitted(module)
+        self.method = method = method.resolved(module)
         self.net = first = Net(method.made_for(module))
         if older is not None and older.values is not None:
             change, grown = self.federation.on_change, older.grown(encoding)

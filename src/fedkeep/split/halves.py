@@ -192,7 +192,7 @@ def _no_match(module: nn.Module, pattern: str, tensors: Mapping[str, Tensor], ha
     if pattern.startswith("type:"):
         return SplitError(
             "The {half} pattern {pattern!r} names layers by their type, which a method finds in its model. Ask "
-            "method.fitted(model).split.",
+            "method.resolved(model).split.",
             **about,
         )
     there = f" Its parameters are {list(tensors)}; a pattern is a name, or one with *."

@@ -363,7 +363,7 @@ class Exported:
                 )
             return model, None
         known = self.info.get("head")
-        method = (method if known is None else method.but(head=Head(**known))).fitted(model)
+        method = (method if known is None else method.but(head=Head(**known))).resolved(model)
         check_same(
             [] if own else differences(self.info["predicts"], told_of(method)),
             ConfigError,

@@ -21,7 +21,7 @@ from fedkeep.experiments.places import WrittenPath
 from fedkeep.experiments.run_directory import damaged_plan, locked
 from fedkeep.experiments.sweeps.space import Space
 from fedkeep.experiments.toml import value_text
-from fedkeep.experiments.variants import fitted, with_method
+from fedkeep.experiments.variants import variant_of, with_method
 from fedkeep.report.wording import lower_is_better
 from fedkeep.tasks import tasks_in
 from fedkeep.version import NUMERICS
@@ -164,7 +164,7 @@ def plan(
     for method, space in spaces.items():
         own = with_method(config, method) if method != config.method.kind else config
         own = parse_config(own.to_toml(), f"the space of {method}", space.fixed)
-        made = fitted(own, data, folder).config
+        made = variant_of(own, data, folder).config
         run = replace(made.run, evaluate_shared=config.run.evaluate_shared)
         configs[method] = made.model_copy(update={"run": run})
     sweep = Sweep(

@@ -130,7 +130,7 @@ SENT = ("fedper", "fedala", "fedproto", "kteps")
 @pytest.fixture
 def one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw added layers from one stream: elsewise the names of a model's parts name it, too."""
-    monkeypatch.setattr("fedkeep.methods.features.digest", lambda _: "1" * 64)
+    monkeypatch.setattr("fedkeep.methods.added_parts.digest", lambda _: "1" * 64)
 
 
 @pytest.mark.usefixtures("one_stream")
@@ -202,7 +202,7 @@ def test_a_users_vector_is_that_of_a_head_which_is_given_it_beside_its_features(
 def test_batch_normalisation_is_found_by_type() -> None:
     same(trained(Stranger(), made("fedbn")), trained(Named(), made("fedbn", private="encoder.1.*")))
     with pytest.raises(MethodError, match="no batch normalisation"):
-        made("fedbn").fitted(nn.Linear(3, 3))
+        made("fedbn").resolved(nn.Linear(3, 3))
 
 
 class TwoNorms(nn.Module):
@@ -218,7 +218,7 @@ class TwoNorms(nn.Module):
 
 
 def test_batch_normalisation_of_another_name_beside_a_usual_one_is_private_too() -> None:
-    method = made("fedbn").fitted(TwoNorms())
+    method = made("fedbn").resolved(TwoNorms())
     assert method.split.private == ("norm1.*", "bn2.*")
     assert {n.partition(".")[0] for n in trained(TwoNorms(), made("fedbn")).server} == {"norm3", "scorer"}
 
@@ -228,7 +228,7 @@ def test_layers_are_named_by_their_type_in_splits_rates_and_decays() -> None:
     names = sgd(0.1, rates={"scorer.*": 0.3}, weight_decay={"norm3.*": 0.0, "*": 0.1})
     private = (("type:BatchNorm1d", "type:LayerNorm"), ("norm1.*", "bn2.*", "norm3.*"))
     one, two = (
-        methods.fedper(split, local=LOCAL.but(optimizer=steps)).fitted(TwoNorms())
+        methods.fedper(split, local=LOCAL.but(optimizer=steps)).resolved(TwoNorms())
         for split, steps in zip(private, (kinds, names), strict=True)
     )
     assert one == two
@@ -237,7 +237,7 @@ def test_layers_are_named_by_their_type_in_splits_rates_and_decays() -> None:
         "norm3.bias",
     }
     with pytest.raises(MethodError, match="'type:GRU'.*BatchNorm1d, LayerNorm, Linear"):
-        methods.fedper("type:GRU").fitted(TwoNorms())
+        methods.fedper("type:GRU").resolved(TwoNorms())
 
 
 class Spoken(nn.Module):
@@ -278,7 +278,7 @@ def test_with_batch_normalisation_no_last_mini_batch_has_one_example() -> None:
     with pytest.raises(MethodError, match="batch of 1 example"):
         trained(Stranger(), kept, short, cohort=3)
     plain = nn.Sequential(nn.Linear(3, 3))
-    assert methods.fedavg().fitted(plain).client.phases[0].merge_single is None
+    assert methods.fedavg().resolved(plain).client.phases[0].merge_single is None
 
 
 def test_pfedme_gathers_the_statistics_of_its_shared_model() -> None:
@@ -368,12 +368,12 @@ def decoder(model: nn.Module) -> Any:
 def test_a_head_is_a_name_a_layer_or_a_function() -> None:
     model = Stranger()
     for given in ("scorer", "sc*", model.scorer, decoder, lambda m: m.scorer):
-        found = made("fedper").but(head=given).fitted(model)
+        found = made("fedper").but(head=given).resolved(model)
         assert found.head == Head(layer="scorer")
         assert found.split.private == ("scorer.*",)
     for wrong in (nn.Linear(4, 3), lambda m: None):
         with pytest.raises(MethodError, match="none of its layers"):
-            made("fedper").but(head=wrong).fitted(model)
+            made("fedper").but(head=wrong).resolved(model)
 
 
 def test_a_model_that_is_all_head_says_that_nothing_is_federated() -> None:
@@ -406,8 +406,8 @@ def test_a_run_says_what_joins_the_output_beside_its_head() -> None:
 
 def test_a_head_is_named_where_there_is_nothing_to_find_it_on() -> None:
     with pytest.raises(MethodError, match="head='NAME'"):
-        made("fedper").fitted(Stranger())
-    named = made("fedper").but(head="scorer").fitted(Stranger())
+        made("fedper").resolved(Stranger())
+    named = made("fedper").but(head="scorer").resolved(Stranger())
     assert named.split.private == ("scorer.*",)
     assert named.tells_head(Stranger()) == "head: scorer (15 numbers), private with fedper"
 

@@ -47,7 +47,7 @@ COLUMNS = ("label", "name", "task")
 """Fields whose texts are no names of parts."""
 
 
-class Fits(Protocol):
+class Resolvable(Protocol):
     """What of a method is looked at here."""
 
     @property
@@ -82,10 +82,10 @@ class Fits(Protocol):
         """Return it with some fields changed."""
 
 
-M = TypeVar("M", bound=Fits)
+M = TypeVar("M", bound=Resolvable)
 
 
-def fitted(method: M, model: nn.Module, batch: Callable[[], Batch | None]) -> M:
+def resolved(method: M, model: nn.Module, batch: Callable[[], Batch | None]) -> M:
     """Return a method that names a model's own parts; the same method where the model has those that it names.
 
     Args:
@@ -193,7 +193,7 @@ def _same_method(method: M) -> M:
     return method
 
 
-def _head(method: Fits, model: nn.Module, batch: Batch | None) -> Head:
+def _head(method: Resolvable, model: nn.Module, batch: Batch | None) -> Head:
     """Return a model's head; without examples, where somebody says which it is."""
     if batch is not None:
         return find_head(model, batch, method.head)
@@ -300,7 +300,7 @@ def _named(text: str, model: nn.Module, head: Head) -> tuple[str, ...]:
     return (f"{head.layer}.*" if text == HEAD else head.layer,)
 
 
-def told_head(method: Fits, model: nn.Module, batch: Callable[[], Batch | None]) -> str:
+def told_head(method: Resolvable, model: nn.Module, batch: Callable[[], Batch | None]) -> str:
     """Return a line on a method's head: "head: decoder (27 numbers), private with fedrep"; empty: none was looked for.
 
     And on what joins the output beside it, and on what was drawn anew of it.
