@@ -32,6 +32,7 @@ from benchmarks.measure import RESULTS, write
 from fedkeep.core.allocator import give_large_back
 from fedkeep.core.net import Net
 from fedkeep.core.optim import sgd
+from fedkeep.core.packet import Packet
 from fedkeep.engines import first_global, run_round
 from fedkeep.methods import Phase, SecureSums, fedavg
 from fedkeep.methods.private import differentially_private
@@ -43,7 +44,7 @@ from fedkeep.remote.client_ledger import Ledger, RunClients
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import ExchangeRules
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.messages import Answers, ClientAnswer, Packet, packet_of
+from fedkeep.remote.messages import Answers, ClientAnswer, packet_of
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.transport import Reply
 from fedkeep.store import VersionLedger

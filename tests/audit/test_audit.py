@@ -18,6 +18,7 @@ from fedkeep.audit.canaries import small
 from fedkeep.audit.canary_images import describe_image
 from fedkeep.audit.findings import Allowed
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.packet import Packet
 from fedkeep.data import toy
 from fedkeep.engines.tables import local_rows
 from fedkeep.methods import SecureSums, securely
@@ -26,7 +27,6 @@ from fedkeep.methods.hook_declarations import Reveal, revealed, reveals
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.models import Linear
 from fedkeep.privacy import GaussianNoise
-from fedkeep.remote.messages import Packet
 from fedkeep.remote.node import told_counts
 from fedkeep.report.text_tables import markdown_escape
 from fedkeep.store import LedgerLines

@@ -7,11 +7,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 
 from fedkeep.core.errors import UploadError
+from fedkeep.core.packet import TYPES, tensor_file
 from fedkeep.flower import packet_records
 from fedkeep.flower.inner import nested_bytes
 from fedkeep.flower.packet_records import CONTENT, from_records, to_bytes, to_records
 from fedkeep.remote import Packet
-from fedkeep.remote.messages import TYPES, tensor_file
 from tests.flower.loopback import Loopback, context
 from tests.tiny import bits
 

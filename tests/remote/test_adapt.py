@@ -17,6 +17,7 @@ from torch import nn
 
 from fedkeep import Method, Phase, methods, simulate
 from fedkeep.core.errors import ConfigError, FailedError, LostError, MethodError, RunError
+from fedkeep.core.packet import Packet
 from fedkeep.core.params import Params
 from fedkeep.core.records import Record, from_line
 from fedkeep.engines import Adaptation
@@ -27,7 +28,7 @@ from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.remote.device_file import DeviceFile, file_of
 from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.messages import ClientOrder, Judging, Packet, Refused, message_of, packet_of
+from fedkeep.remote.messages import ClientOrder, Judging, Refused, message_of, packet_of
 from fedkeep.remote.served_run import serve_run
 from fedkeep.remote.transport import Died, Weather
 from tests.engines.test_conformance import CASES, COHORT, ROUNDS, SEED, best, trained

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from fedkeep.core.errors import DroppedError, LostError
+from fedkeep.core.packet import Packet
 from fedkeep.engines import Order
 from fedkeep.methods import Sent
 from fedkeep.remote import exchange as module
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Exchange, ExchangeRules
-from fedkeep.remote.messages import Answers, ClientAnswer, ClientOrder, Judging, Packet, Refused, packet_of
+from fedkeep.remote.messages import Answers, ClientAnswer, ClientOrder, Judging, Refused, packet_of
 from fedkeep.remote.transport import Reply
 from fedkeep.split import Split
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from fedkeep.core.packet import Packet
 from fedkeep.remote import exchange
 from fedkeep.remote.client_ledger import Ledger
 from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.fleet import Fleet
-from fedkeep.remote.messages import Packet
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.served_run import serve_run
 from fedkeep.store import LedgerLines

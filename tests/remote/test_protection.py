@@ -13,11 +13,11 @@ import torch
 
 from fedkeep import simulate
 from fedkeep.core.errors import BudgetError, ConfigError
+from fedkeep.core.packet import Packet
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.engines import Sampler
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, epsilon
 from fedkeep.privacy.budget_ledger import FILE, BudgetLedger
-from fedkeep.remote.messages import Packet
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.served_run import serve_run
 from fedkeep.remote.transport import Died

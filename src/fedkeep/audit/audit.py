@@ -22,11 +22,11 @@ from fedkeep.audit.looking import Looking
 from fedkeep.audit.report import AuditReport
 from fedkeep.core.errors import check_choice, check_range
 from fedkeep.core.modes import with_gradients
+from fedkeep.core.packet import Packet
 from fedkeep.data import FederatedData
 from fedkeep.engines.rehearsal import resolve
 from fedkeep.methods import Method, PrivateMean
 from fedkeep.methods.hook_declarations import revealed
-from fedkeep.remote.messages import Packet
 
 CLIENTS, ROUNDS = 3, 3
 Wire = Callable[[Packet], bytes]

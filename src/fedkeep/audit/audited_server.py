@@ -9,13 +9,14 @@ from fedkeep.audit.bench import Bench, Recorded, quiet
 from fedkeep.core.copying import copied
 from fedkeep.core.errors import FedkeepError, UploadError
 from fedkeep.core.net import Net
+from fedkeep.core.packet import Packet
 from fedkeep.core.params import Params, prefixed
 from fedkeep.data import FederatedData
 from fedkeep.engines import Answer, Judged, Order, first_global, run_round
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.first_values import declared
 from fedkeep.methods import Global
-from fedkeep.remote.messages import Answers, Packet, message_of
+from fedkeep.remote.messages import Answers, message_of
 from fedkeep.store import VersionLedger
 
 

@@ -27,6 +27,7 @@ from fedkeep.core.copying import copied
 from fedkeep.core.errors import FailedError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer
+from fedkeep.core.packet import Packet
 from fedkeep.core.params import SERVER, Params, clone
 from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Ready
@@ -36,7 +37,7 @@ from fedkeep.methods import Finish, Finished, Method, SecureMean
 from fedkeep.methods.client import accepted
 from fedkeep.privacy import GaussianNoise
 from fedkeep.remote.device_store import DeviceStore
-from fedkeep.remote.messages import Answers, Packet, Work, message_of, packet_of
+from fedkeep.remote.messages import Answers, Work, message_of, packet_of
 from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.served_run import Federation, serve_run

@@ -22,10 +22,10 @@ from fedkeep.audit.canary_images import (
 )
 from fedkeep.audit.findings import HALVES, JOINT, Finding
 from fedkeep.audit.looking import Looking, MessageStep, image_of
+from fedkeep.core.packet import Packet
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
 from fedkeep.methods import Method
-from fedkeep.remote.messages import Packet
 
 
 def look_at_kept(audit: Looking) -> None:

@@ -15,9 +15,9 @@ from fedkeep.audit.findings import Allowed, Finding, Leaving, Verdict
 from fedkeep.audit.report import AuditReport
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
+from fedkeep.core.packet import Packet
 from fedkeep.core.params import Params
 from fedkeep.methods import Finish, Finished
-from fedkeep.remote.messages import Packet
 
 MASKED = (
     "Uploads are looked at as they are before they are masked: types, bytes and rows of tables are those of unmasked "

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedkeep.core.errors import UploadError
+from fedkeep.core.packet import CHECKSUM, tensor_file
 from fedkeep.core.params import Params
 from fedkeep.flower.inner import nested_bytes
 from fedkeep.remote import Packet
-from fedkeep.remote.messages import CHECKSUM, tensor_file
 
 OWN, SHARED, CONTENT = "own", "shared", "content"
 PIECE = 5 << 20

@@ -3,7 +3,7 @@
 ``fedkeep.flower`` carries the packets over Flower; another transport takes its place by ``Transport``.
 """
 
-from fedkeep.remote.messages import Packet
+from fedkeep.core.packet import Packet
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.transport import Reply, Transport
 

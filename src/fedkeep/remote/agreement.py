@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 import fedkeep
 from fedkeep.core.describe import describe
 from fedkeep.core.errors import BusyError, ConfigError, DataError, FedkeepError, StoreError, UploadError
+from fedkeep.core.packet import Packet
 from fedkeep.data import FederatedData
 from fedkeep.engines import Job
 from fedkeep.engines.lanes import made_of_all
 from fedkeep.methods import Method
 from fedkeep.remote import fingerprint
-from fedkeep.remote.messages import PROTOCOL, UNFIT, Encode, Hello, Packet, Refused, packet_of
+from fedkeep.remote.messages import PROTOCOL, UNFIT, Encode, Hello, Refused, packet_of
 
 
 def other_fedkeep(header: Mapping[str, Any]) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import platform
 import threading
@@ -23,20 +22,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import RunError, WorkerError
-from fedkeep.core.params import Params, prefixed, row, under
+from fedkeep.core.packet import Packet
+from fedkeep.core.params import row
 from fedkeep.core.run_files import read_info
 from fedkeep.core.seeds import repeatable
-from fedkeep.engines.client_step import ClientResult, ClientToTrain, Job, train_client
+from fedkeep.engines.client_packets import apart, failed, obey, order_packet, result_of, together
+from fedkeep.engines.client_step import ClientResult, ClientToTrain, Job
 from fedkeep.engines.device import job_of
-from fedkeep.engines.workers.worker_process import decode_error, decode_result, encode_error, encode_result
 from fedkeep.engines.workers.workers import available_cores, gpus_of, one_thread
 from fedkeep.experiments.load import simulation_in
 from fedkeep.experiments.places import RETRIES, RayTasks, check_installed, installed
-from fedkeep.remote.messages import Packet
 from fedkeep.store import Default, MemoryStore
 
 A_PROCESS = 3
@@ -85,23 +83,17 @@ class ClusterWorkers:
         bundles = self.count * (1 if gpus_of(job.device) else A_PROCESS)
         if not work:
             return
-        common = work[0].sent if all(each.sent is work[0].sent for each in work) else {}
-        about, sent = self._about(job), Packet({}, common).to_bytes()
+        alike = all(each.sent is work[0].sent for each in work)
+        about, sent = self._about(job), Packet({"alike": alike}, work[0].sent if alike else {}).to_bytes()
         shared = self._executor.hold(sent) if isinstance(self._executor, RayTasks) else sent
         kept, flying = job.kept([each.client for each in work]), deque[_Bundle]()
-        order = {"round": round, "progress": progress, "common": bool(common)}
         places = deque(dealt([job.data.count(each.client, "train") for each in work], bundles))
 
         def begun() -> _Bundle:
             mine = places.popleft()
-            clients = [work[place] for place in mine]
-            tensors: Params = {}
-            for number, (place, each) in enumerate(zip(mine, clients, strict=True)):
-                tensors |= prefixed(f"{number}:kept:", row(kept, place))
-                if not common:
-                    tensors |= prefixed(f"{number}:sent:", each.sent)
-            packet = Packet({**order, "clients": [each.client for each in clients]}, tensors).to_bytes()
-            return _Bundle(clients, packet, self._submit(about, shared, packet))
+            orders = [order_packet(work[p], row(kept, p), round, progress, alike=alike) for p in mine]
+            packet = together(orders).to_bytes()
+            return _Bundle([work[p] for p in mine], packet, self._submit(about, shared, packet))
 
         try:
             while places or flying:
@@ -153,14 +145,10 @@ class ClusterWorkers:
                         why=error,
                     ) from error
                 bundle.future = self._submit(about, sent, bundle.order)
-        if "error" in packet.header:
-            raise decode_error(packet.header["error"])
-        tensors = _by_client(packet.tensors, len(bundle.work))
-        for each, found, own in zip(bundle.work, packet.header["results"], tensors, strict=False):
-            told = {**found, "loss": math.nan if found.get("loss") is None else found["loss"]}
-            yield decode_result(
-                told, own, job.method.split, each.client
-            )  # raises, where fewer came than work
+        for each, found in zip(
+            bundle.work, apart(packet), strict=False
+        ):  # fewer came than work: the last raises
+            yield result_of(found, job.method.split, each.client)
 
 
 def dealt(sizes: Sequence[int], count: int) -> list[range]:
@@ -176,15 +164,6 @@ def dealt(sizes: Sequence[int], count: int) -> list[range]:
     return [range(start, end) for start, end in itertools.pairwise(cuts)]
 
 
-def _by_client(tensors: Params, count: int) -> list[Params]:
-    """Return named tensors by the number of the client that their names begin with."""
-    found: list[Params] = [{} for _ in range(count)]
-    for name, value in tensors.items():
-        number, _, rest = name.partition(":")
-        found[int(number)][rest] = value
-    return found
-
-
 _TURN = threading.Lock()
 """A process trains one client at a time, as a model's values lie in its module."""
 
@@ -194,34 +173,21 @@ def train(about: str, sent: bytes, order: bytes) -> bytes:
 
     Args:
         about: of the run, as JSON.
-        sent: a packet of what all clients were sent.
-        order: a packet of the clients, of what each kept, and of what it alone was sent.
+        sent: a packet of what all clients were sent, if that is the same.
+        order: their orders.
 
     Returns:
-        A packet of their results, or of the error that kept this process from any.
+        Their results; the last may be an error in place of one.
     """
+    found = list[Packet]()
     with _TURN, one_thread():
         try:
-            job, common, own = _job(about), Packet.from_bytes(sent), Packet.from_bytes(order)
-        except Exception as error:  # noqa: BLE001 - raised again where the run is
-            return Packet({"error": encode_error(error)}).to_bytes()
-        header, results, tensors = own.header, list[dict[str, Any]](), dict[str, Tensor]()
-        clients = header["clients"]
-        for number, (client, mine) in enumerate(
-            zip(clients, _by_client(own.tensors, len(clients)), strict=True)
-        ):
-            given = common.tensors if header["common"] else under("sent:", mine)
-            try:
-                done = train_client(
-                    job, given, under("kept:", mine), client, header["round"], header["progress"]
-                )
-                told, values = encode_result(done)
-            except Exception as error:  # noqa: BLE001 - likewise, when it is this client's turn
-                results.append({"error": encode_error(error)})
-                break
-            results.append(told if math.isfinite(told.get("loss", 0.0)) else {**told, "loss": None})
-            tensors |= prefixed(f"{number}:", values)
-        return Packet({"results": results}, tensors).to_bytes()
+            job, common = _job(about), Packet.from_bytes(sent)
+            for one in apart(Packet.from_bytes(order)):
+                found.append(obey(job, one, common.tensors if common.header["alike"] else None))
+        except Exception as error:  # noqa: BLE001 - raised again where the run is, when it is this client's turn
+            found.append(failed(error))
+        return together(found).to_bytes()
 
 
 @lru_cache(maxsize=1)

@@ -19,10 +19,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fedkeep.core.describe import digest
+from fedkeep.core.packet import Packet
 from fedkeep.engines import Judged
 from fedkeep.remote.agreement import RefusalError
 from fedkeep.remote.device_file import Counts, DeviceFile, Score, ServedMessage, hashed
-from fedkeep.remote.messages import ClientAnswer, Packet, Partition, Work
+from fedkeep.remote.messages import ClientAnswer, Partition, Work
 
 AGAIN = 10
 """How often a round that did not count may come again, at least, and a finished run may be judged or adapted to."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedkeep.core.errors import DroppedError, FailedError, LateError, LostError, UploadError
+from fedkeep.core.packet import Packet
 from fedkeep.core.params import nbytes
 from fedkeep.core.tensor_file import Filed, TensorFile
 from fedkeep.engines import Answer, Judged, Leaves
@@ -18,7 +19,6 @@ from fedkeep.remote.events import Events
 from fedkeep.remote.messages import (
     Answers,
     ClientOrder,
-    Packet,
     Refused,
     Step,
     Work,

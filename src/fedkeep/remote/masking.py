@@ -30,13 +30,14 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import RunError, SecureSumError, StoreError, UploadError, raising
 from fedkeep.core.files import write_whole
+from fedkeep.core.packet import Packet
 from fedkeep.core.params import SERVER, Params
 from fedkeep.data.preparation import Summary
 from fedkeep.methods.secure import SecureSums, Vectors
 from fedkeep.privacy.secure import Keys, SecureClient, threshold_for
 from fedkeep.privacy.secure.secure_messages import LEAST, Revealed
 from fedkeep.remote.device_file import sum_of
-from fedkeep.remote.messages import Ask, ClientAnswer, ClientOrder, Hello, Packet, Portion, Step
+from fedkeep.remote.messages import Ask, ClientAnswer, ClientOrder, Hello, Portion, Step
 from fedkeep.split import Split
 
 VECTOR = SERVER + "masked"

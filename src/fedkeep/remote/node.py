@@ -28,6 +28,7 @@ from torch import nn
 from fedkeep.core.errors import ConfigError, MethodError, SecureSumError, SplitError, UploadError, raising
 from fedkeep.core.files import private_folder
 from fedkeep.core.net import Net
+from fedkeep.core.packet import Packet
 from fedkeep.core.params import Params, nbytes
 from fedkeep.data import SPLITS
 from fedkeep.data.preparation import Encoding, RuleError, Rules, Source, Summary
@@ -57,7 +58,6 @@ from fedkeep.remote.messages import (
     EncodingFits,
     Hello,
     Here,
-    Packet,
     Partition,
     Prepare,
     Prepared,

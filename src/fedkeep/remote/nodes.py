@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedkeep.core.errors import ConfigError, DataError, UploadError, raising
+from fedkeep.core.packet import Packet
 from fedkeep.data.ids import check_ids
 from fedkeep.data.preparation import Summary
 from fedkeep.remote.client_ledger import Listed
@@ -30,7 +31,6 @@ from fedkeep.remote.messages import (
     Hello,
     Here,
     Message,
-    Packet,
     Refused,
     message_of,
     packet_of,

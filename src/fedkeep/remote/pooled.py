@@ -15,22 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import ConfigError, RunError, SecureSumError, UploadError, raising
+from fedkeep.core.packet import Packet
 from fedkeep.data.preparation import Summary, agreeing, merged
 from fedkeep.data.preparation.table import cells_for, read_table
 from fedkeep.privacy.secure import Keys, SecureServer, Spent, threshold_for
 from fedkeep.privacy.secure.secure_messages import LEAST
 from fedkeep.remote.masking import about_data, revealed_of
-from fedkeep.remote.messages import (
-    Ask,
-    Packet,
-    Portion,
-    Prepare,
-    Prepared,
-    Refused,
-    Step,
-    message_of,
-    packet_of,
-)
+from fedkeep.remote.messages import Ask, Portion, Prepare, Prepared, Refused, Step, message_of, packet_of
 from fedkeep.remote.nodes import SOON, Nodes
 from fedkeep.remote.told import names_portion, size_of, with_names
 

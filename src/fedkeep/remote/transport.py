@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, UploadError
-from fedkeep.remote.messages import Packet
+from fedkeep.core.packet import Packet
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def test_the_largest_clients_are_trained_first_and_given_back_in_order(engine: W
     work = job(Logits(), FURL, DATA)
     results(work, [0], engine)
     given, order = [], engine._pool.order
-    engine._pool.order = lambda *a: (given.append(a[2]["client"]), order(*a))[1]  # type: ignore[method-assign,func-returns-value]
+    engine._pool.order = lambda *a: (given.append(a[2].header["client"]), order(*a))[1]  # type: ignore[method-assign,func-returns-value]
     engine.count = 1
     found = results(work, [4, 2, 1, 0, 3], engine)
     assert given == [1, 3, 0, 4, 2]

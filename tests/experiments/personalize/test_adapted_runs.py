@@ -112,8 +112,9 @@ def test_clients_start_from_what_they_kept() -> None:
 
 
 @pytest.mark.slow
-def test_processes_give_the_same() -> None:
-    run = rooted(FEDAVG, Logits().double(), methods.fine_tuned(tune_epochs=2))
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_processes_give_the_same(kind: torch.dtype) -> None:
+    run = simulate(Logits().to(kind), methods.fine_tuned(tune_epochs=2), DATA, rounds=0, progress=False)
     one, two = adapt_clients(run), adapt_clients(run, workers=2)
     assert all(same_bits(one.own(f"user-{c}"), two.own(f"user-{c}")) for c in range(4))
     assert one.stopped == two.stopped

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -21,7 +21,8 @@ import torch
 from fedkeep.core.allocator import is_tuned
 from fedkeep.core.errors import ConfigError, WorkerError, warn
 from fedkeep.core.net import Net, compiled_layer
-from fedkeep.core.params import Params, prefixed
+from fedkeep.core.packet import Packet
+from fedkeep.core.params import clone
 from fedkeep.engines.client_step import Job
 from fedkeep.engines.workers.shared_memory import Arena, SentData
 from fedkeep.engines.workers.worker_process import LOCKED_SIGNAL, READY, WorkerJob, serve
@@ -136,21 +137,18 @@ class Pool:
         """Return the workers that can be given an order."""
         return [w for w in self.workers if w.ready and w.place is None]
 
-    def order(
-        self, worker: Worker, place: int, order: Mapping[str, Any], kept: Params, sent: Params | None = None
-    ) -> bool:
+    def order(self, worker: Worker, place: int, order: Packet, sent: str | None) -> bool:
         """Let an idle worker train a client; False: it has died meanwhile, and another one is starting.
 
         Args:
             worker: who.
             place: the client's, in the round.
-            order: its index, and what the round says.
-            kept: what it kept.
-            sent: what it was sent, where that is not the same for all.
+            order: to train it.
+            sent: the layout of what all clients were sent; None: what this one was sent is in its order.
         """
-        parts = prefixed("kept:", kept) | prefixed("sent:", sent or {})
+        header = {**order.header, "sent": sent, "own": worker.own.put(order.tensors)}
         try:
-            worker.connection.send_bytes(json.dumps({**order, "own": worker.own.put(parts)}).encode())
+            worker.connection.send_bytes(json.dumps(header).encode())
         except OSError:
             self._replace(worker)  # it died idle, which is nobody's fault
             return False
@@ -192,14 +190,14 @@ class Pool:
                 "A worker process could not start: it {how}.{advice}", how=how_ended(code), advice=advice
             ) from None
 
-    def reply(self, worker: Worker) -> dict[str, Any] | str:
-        """Return a worker's answer; or how it died over its client, and another one is starting."""
+    def reply(self, worker: Worker) -> Packet | str:
+        """Return a worker's answer, copied out of its memory; or how it died over its client, and another is starting."""
         worker.place = None
         try:
-            found: dict[str, Any] = json.loads(worker.connection.recv_bytes())
+            header: dict[str, Any] = json.loads(worker.connection.recv_bytes())
         except (EOFError, OSError):
             return self._replace(worker)
-        return found
+        return Packet(header, clone(worker.own.take(header["own"])))
 
     def _replace(self, worker: Worker) -> str:
         code = self._bury(worker)

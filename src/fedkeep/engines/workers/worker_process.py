@@ -1,8 +1,7 @@
 """What runs inside a worker process: it waits for a client's number, trains that client, and answers.
 
-Messages are JSON; tensors travel through shared memory. An order is ``{client, round, progress, own, sent}``, the last
-two being layouts (without ``sent``, what the client was sent stands in ``own`` too); the answer is ``{layout, loss,
-weight}``, ``{fault}`` or ``{error}``.
+Orders and answers are packets of ``client_packets``: headers travel as JSON, tensors through shared memory, where ``own``
+in a header is their layout. ``sent`` in that of an order is the layout of what all clients are sent, or null.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -21,15 +19,13 @@ from typing import Any
 
 import torch
 
-from fedkeep.core import errors
 from fedkeep.core.allocator import tune_allocator
-from fedkeep.core.errors import FedkeepError, UploadError, WorkerError
-from fedkeep.core.params import Params, under
+from fedkeep.core.packet import Packet
 from fedkeep.core.seeds import repeatable
 from fedkeep.data import FederatedData
-from fedkeep.engines.client_step import ClientResult, Job, train_client
+from fedkeep.engines.client_packets import failed, obey
+from fedkeep.engines.client_step import Job
 from fedkeep.engines.workers.shared_memory import Arena, SentData
-from fedkeep.split import Split
 
 READY = b"ready"
 PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -149,96 +145,10 @@ def answer(job: Job, own: Arena, common: Arena, order: Mapping[str, Any]) -> dic
     """Train one client as ordered; put what it gives back into ``own``."""
     try:
         given = own.take(order["own"])
-        sent = common.take(order["sent"]) if "sent" in order else under("sent:", given)
-        kept = under("kept:", given)
-        result = train_client(job, sent, kept, order["client"], order["round"], order["progress"])
-        about, values = encode_result(result)
+        found = obey(job, Packet(order, given), None if order["sent"] is None else common.take(order["sent"]))
         # A hook may give back what it was given, which lies where ``put`` writes.
         here = {v.untyped_storage().data_ptr() for v in given.values()}
-        again = {n: v.clone() for n, v in values.items() if v.untyped_storage().data_ptr() in here}
-        return {"layout": own.put(values | again), **about}
+        again = {n: v.clone() for n, v in found.tensors.items() if v.untyped_storage().data_ptr() in here}
+        return {**found.header, "own": own.put(found.tensors | again)}
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised again in the parent
-        return {"error": encode_error(error)}
-
-
-def decode_reply(reply: Mapping[str, Any], own: Arena, split: Split, client: int) -> ClientResult:
-    """Return what a worker answered; the tensors are copied out of its memory.
-
-    Raises:
-        BaseException: what was raised in the worker.
-    """
-    given = own.take(reply["layout"]) if "layout" in reply else {}
-    return decode_result(reply, {name: value.clone() for name, value in given.items()}, split, client)
-
-
-def encode_result(result: ClientResult) -> tuple[dict[str, Any], Params]:
-    """Return a client's result as plain data and tensors."""
-    if result.fault is not None:
-        return {"fault": encode_error(result.fault)}, {}
-    assert result.upload is not None
-    assert result.kept is not None
-    parts = {"deltas": result.upload.deltas, "rows": result.upload.rows, "kept": result.kept}
-    values = {f"{part}:{n}": v for part, tensors in parts.items() for n, v in tensors.items()}
-    about = {"weight": result.upload.weight, "note": result.note, "moves": result.moves}
-    return {"loss": result.loss, **about}, values
-
-
-def decode_result(about: Mapping[str, Any], values: Params, split: Split, client: int) -> ClientResult:
-    """Return the result that ``encode_result`` was given.
-
-    Raises:
-        BaseException: what was raised where the client was trained.
-    """
-    if "error" in about:
-        raise decode_error(about["error"])
-    if "fault" in about:
-        fault: Any = decode_error(about["fault"])
-        return ClientResult(client, fault=fault)
-    parts: dict[str, Params] = {"deltas": {}, "rows": {}, "kept": {}}
-    for name, value in values.items():
-        part, _, tensor = name.partition(":")
-        parts[part][tensor] = value
-    try:
-        upload = split.arrived(parts["deltas"], about["weight"], parts["rows"])
-    except UploadError as error:
-        return ClientResult(client, fault=error)
-    return ClientResult(
-        client, upload, parts["kept"], about["loss"], note=about["note"], moves=about["moves"]
-    )
-
-
-def encode_error(error: BaseException) -> dict[str, Any]:
-    """Return an error as plain data."""
-    plain = all(isinstance(a, str | int | float | bool | None) for a in error.args)
-    return {
-        "module": type(error).__module__,
-        "type": type(error).__qualname__,
-        "args": list(error.args) if plain else None,
-        "text": str(error),
-        "facts": _plain(error),
-        "trace": "".join(traceback.format_exception(error)),
-    }
-
-
-def _plain(error: BaseException) -> dict[str, Any]:
-    """Return an error's facts as JSON can have them."""
-    facts = error.facts if isinstance(error, FedkeepError) else {}
-    return {n: v if isinstance(v, str | int | float | bool | None) else str(v) for n, v in facts.items()}
-
-
-def decode_error(what: Mapping[str, Any]) -> BaseException:
-    """Return the error that ``encode_error`` described: of the same type and message, where that can be made again."""
-    module = errors if what["module"] == errors.__name__ else sys.modules.get(what["module"])
-    kind: Any = getattr(module, what["type"], None)
-    error: BaseException | None = None
-    if isinstance(kind, type) and issubclass(kind, BaseException):
-        try:
-            error = kind(*(what["args"] if what["args"] is not None else [what["text"]]))
-        except Exception:  # noqa: BLE001 - a constructor with a mind of its own
-            error = None
-    if error is None or str(error) != what["text"]:
-        error = WorkerError("{kind}: {why}", kind=what["type"], why=what["text"])
-    elif isinstance(error, FedkeepError):
-        error.facts = what["facts"]
-    error.add_note(f"In the worker process:\n{what['trace']}")
-    return error
+        return {**failed(error).header, "own": own.put({})}

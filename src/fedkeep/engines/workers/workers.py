@@ -28,9 +28,9 @@ import torch
 
 from fedkeep.core.errors import ConfigError, WorkerError, check_range
 from fedkeep.core.params import nbytes, row
+from fedkeep.engines.client_packets import order_packet, result_of
 from fedkeep.engines.client_step import ClientResult, ClientToTrain, Job
 from fedkeep.engines.workers.pool import Pool, Start, Worker
-from fedkeep.engines.workers.worker_process import decode_reply
 
 CPUS, GROUP = Path("/sys/devices/system/cpu"), Path("/sys/fs/cgroup")
 
@@ -105,11 +105,9 @@ class Workers:
             return
         pool = self._pool_for(job, gpus)
         pool.grow(min(self.asked or len(gpus) or self.count, len(work)))
-        order: dict[str, object] = {"round": round, "progress": progress}
         common = work[0].sent
-        if all(each.sent is common for each in work):
-            order["sent"] = pool.worker_job.sent.put(common)
-        turns = _Turns(pool, job, work, order)
+        alike = all(each.sent is common for each in work)
+        turns = _Turns(pool, job, work, round, progress, pool.worker_job.sent.put(common) if alike else None)
         try:
             with one_thread():  # the workers have the cores
                 yield from turns
@@ -134,8 +132,17 @@ class Workers:
 class _Turns:
     """The clients of one round: trained largest first as workers become free, given back in their order."""
 
-    def __init__(self, pool: Pool, job: Job, work: Sequence[ClientToTrain], order: dict[str, object]) -> None:
-        self.pool, self.job, self.work, self.order = pool, job, work, order
+    def __init__(
+        self,
+        pool: Pool,
+        job: Job,
+        work: Sequence[ClientToTrain],
+        round: int,
+        progress: float,
+        sent: str | None,
+    ) -> None:
+        self.pool, self.job, self.work = pool, job, work
+        self.round, self.progress, self.sent = round, progress, sent
         self.clients = clients = [each.client for each in work]
         self.kept = job.kept(clients)
         sizes = [job.data.count(client, "train") for client in clients]
@@ -164,10 +171,9 @@ class _Turns:
             place = self._next()
             if place is None:
                 return
-            sent = None if "sent" in self.order else self.work[place].sent
-            if self.pool.order(
-                worker, place, {**self.order, "client": self.clients[place]}, row(self.kept, place), sent
-            ):
+            each, kept, alike = self.work[place], row(self.kept, place), self.sent is not None
+            order = order_packet(each, kept, self.round, self.progress, alike=alike)
+            if self.pool.order(worker, place, order, self.sent):
                 self.waiting.remove(place)
 
     def _next(self) -> int | None:
@@ -190,7 +196,7 @@ class _Turns:
             self.done[place] = self._died(client, reply)
         else:
             try:
-                result = decode_reply(reply, worker.own, self.job.method.split, client)
+                result = result_of(reply, self.job.method.split, client)
                 self.held += size(result)
                 self.done[place] = result
             except BaseException as error:  # noqa: BLE001 - raised when it is this client's turn
@@ -204,7 +210,7 @@ class _Turns:
             "that runs out of memory kills processes: use fewer workers, or a smaller batch_size. Nothing was lost: "
             "the last finished round is kept.",
             client=self.job.data.ids[client],
-            round=self.order["round"],
+            round=self.round,
             how=how,
         )
 

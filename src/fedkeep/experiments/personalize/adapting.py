@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedkeep.core.modes import with_gradients
-from fedkeep.core.params import Params
+from fedkeep.core.packet import Packet
+from fedkeep.core.params import Params, prefixed, under
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Adaptation, Adapted, Fitting, Job, LocalDevice, Order, fit
 from fedkeep.engines.adapt import Fits, one_by_one
@@ -65,42 +65,36 @@ def fits_in(workers: int) -> Fits:
 def side_by_side(job: Job, adapt: Adapt, fittings: Sequence[Fitting], workers: int) -> Iterator[Adapted]:
     """Fit clients in processes; results do not depend on how many there are."""
     # The stores' files stay with this process: clients' values travel with the task, and so does what a client is sent
-    # where not all are sent the same; as arrays, since tensors would travel as open files.
+    # where not all are sent the same; as packets, since tensors would travel as open files.
     bare, sent = replace(job, store=MemoryStore(job.store.default, job.store.ids)), fittings[0].sent
     alike = all(each.sent is sent for each in fittings)
     given, threads = (bare, adapt, sent if alike else None), max(1, torch.get_num_threads() // workers)
     with processes(workers, threads, begin=_take, given=given) as pool:
         tasks = (
-            (each.client, each.rows, *map(_arrays, (each.start, *(() if alike else _parts(each.sent)))))
+            Packet(
+                {"client": each.client},
+                {"rows": torch.from_numpy(each.rows)}
+                | prefixed("start:", each.start)
+                | prefixed("sent:", {} if alike else each.sent.flat),
+            ).to_bytes()
             for each in fittings
         )
-        for own, stopped in pool.map(_fitted, tasks):
-            yield Adapted(_tensors(own), stopped)
+        for answer in pool.map(_fitted, tasks):
+            found = Packet.from_bytes(answer)
+            yield Adapted(found.tensors, tuple(found.header["stopped"]))
 
 
-_GIVEN: list[Any] = []  # of a worker process: job, adaptation, and what every client is sent
-_Arrays = dict[str, np.ndarray]
+_GIVEN: list[Any] = []
+"""Of a worker process: job, adaptation, and what every client is sent."""
 
 
 def _take(*given: object) -> None:
     _GIVEN[:] = given
 
 
-def _fitted(task: tuple[Any, ...]) -> tuple[_Arrays, tuple[int, ...]]:
-    (job, adapt, alike), (client, rows, *values) = _GIVEN, task
-    start, *parts = map(_tensors, values)
-    sent = Sent(params=parts[0], state=parts[1]) if parts else alike
-    found = fit(job, adapt, Fitting(client, sent, rows, start))
-    return _arrays(found.own), found.stopped
-
-
-def _parts(sent: Sent) -> tuple[Params, Params]:
-    return sent.params, sent.state
-
-
-def _arrays(values: Params) -> _Arrays:
-    return {name: value.cpu().numpy() for name, value in values.items()}
-
-
-def _tensors(values: _Arrays) -> Params:
-    return {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
+def _fitted(task: bytes) -> bytes:
+    (job, adapt, alike), told = _GIVEN, Packet.from_bytes(task)
+    sent = Sent.of(under("sent:", told.tensors)) if alike is None else alike
+    rows, start = told.tensors["rows"].numpy(), under("start:", told.tensors)
+    found = fit(job, adapt, Fitting(told.header["client"], sent, rows, start))
+    return Packet({"stopped": found.stopped}, found.own).to_bytes()
