@@ -35,6 +35,8 @@ def test_every_field_of_a_configuration_is_a_key_or_a_table() -> None:
     found = tables()
     assert set(Config.model_fields) <= {*found[""].keys, *found}
     assert set(Optimizer.__dataclass_fields__) == set(found["method.optimizer"].keys)
+    assert {"method.adapt.optimizer", "method.adapt.early_stopping"} <= found.keys()
+    assert {*found["method.adapt"].keys} == {"epochs", "batch_size", "clip_norm"}
 
 
 def test_defaults_are_those_that_a_configuration_has() -> None:

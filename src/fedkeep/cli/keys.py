@@ -86,17 +86,18 @@ class KeyTable:
 
 def tables() -> dict[str, KeyTable]:
     """Return the tables of a configuration by dotted name; that of the file itself is the empty text."""
-    owners: dict[str, tuple[Any, Mapping[str, Any]]] = {"": (Config, {})}
+    owners: dict[str, tuple[Any, Table]] = {"": (Config, Table())}
     wanted = _hints(Config) | {"run": RunSettings, "rounds": RoundPolicy, "device": OwnDevice}
     wanted |= {"data.partition": PartitionConfig}
     while wanted:
         name = next(iter(wanted))
-        if found := _table_in(wanted.pop(name), {}):
-            owners[name] = found
-            wanted |= {f"{name}.{key}": hint for key, hint in _hints(found[0]).items()}
+        if found := _table_in(wanted.pop(name), Table()):
+            owners[name] = owner, mark = found
+            wanted |= {f"{name}.{key}": hint for key, hint in mark.known(_hints(owner)).items()}
     made = {}
-    for name, (owner, usual) in sorted(owners.items()):
-        keys = {key: one for key, one in keys_of(owner, usual).items() if _joined(name, key) not in owners}
+    for name, (owner, mark) in sorted(owners.items()):
+        keys = mark.known(keys_of(owner, mark.usual))
+        keys = {key: one for key, one in keys.items() if _joined(name, key) not in owners}
         if owner is MethodConfig:
             hints = {**LOCAL, **SERVER}
             keys |= {key: Key(_shown(hints[key]), "the method's", what) for key, what in OF_PHASES.items()}
@@ -209,15 +210,15 @@ def _hints(owner: Any) -> dict[str, Any]:
     return get_type_hints(owner, include_extras=True)
 
 
-def _table_in(hint: Any, usual: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]] | None:
-    """Return the class of fedkeep's among the types of a field, and the defaults that the field has of its own."""
+def _table_in(hint: Any, mark: Table) -> tuple[Any, Table] | None:
+    """Return the class of fedkeep's among the types of a field, and how the field marks it."""
     if inspect.isclass(hint):
-        return (hint, usual) if hint.__module__.startswith("fedkeep") else None
+        return (hint, mark) if hint.__module__.startswith("fedkeep") else None
     inner = get_args(hint)
     if get_origin(hint) not in (Annotated, Union, UnionType):
         return None
-    usual = next((one.usual for one in inner if isinstance(one, Table)), usual)
-    return next(filter(None, (_table_in(one, usual) for one in inner if not isinstance(one, Table))), None)
+    mark = next((one for one in inner if isinstance(one, Table)), mark)
+    return next(filter(None, (_table_in(one, mark) for one in inner if not isinstance(one, Table))), None)
 
 
 def _joined(table: str, key: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_da
 from functools import cache, partial, reduce
 from operator import or_
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
@@ -23,6 +23,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 from fedkeep.core.arguments import accepted
 from fedkeep.core.errors import MEANT, ConfigError, FedkeepError, near_name, shown
 
+T = TypeVar("T")
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 """Texts; a list stands for them."""
@@ -58,10 +59,14 @@ class Table:
     usual: Mapping[str, Any] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
 
+    def known(self, found: Mapping[str, T]) -> dict[str, T]:
+        """Return what is found by field of those fields that a table may name."""
+        return {name: found[name] for name in self.keys or found if name in found}
+
     def __get_pydantic_core_schema__(self, kind: type[Any], handler: object) -> core_schema.CoreSchema:
         """Return how pydantic checks and writes out the field."""
         return core_schema.no_info_plain_validator_function(
-            partial(_made, kind, self.usual, self.keys),
+            partial(_made, kind, self),
             serialization=core_schema.plain_serializer_function_ser_schema(self._written, info_arg=True),
         )
 
@@ -71,22 +76,21 @@ class Table:
         Where what is unset is left out a rate that was named stays, though it is the usual one.
         """
         how = "unset" if info.exclude_unset else "equal" if info.exclude_defaults else "none"
-        written = _table(made, how, self.usual)
-        return {name: value for name, value in written.items() if name in (self.keys or written)}
+        return self.known(_table(made, how, self.usual))
 
 
-def _made(kind: Any, usual: Mapping[str, Any], keys: tuple[str, ...], content: Any) -> Any:
+def _made(kind: Any, mark: Table, content: Any) -> Any:
     if isinstance(content, kind):
         return content
     if not isinstance(content, Mapping):
         raise PydanticCustomError("dict_type", "wanted a table")
-    table = {**usual, **content}
+    table = {**mark.usual, **content}
     for name, hint in get_type_hints(kind).items():
         if name in table and (_is_pairs(hint) or (_may_be_pairs(hint) and isinstance(table[name], Mapping))):
             table[name] = _pairs(name, table[name])
     try:
         # TOML's values are JSON's but for dates, which stand nowhere; in JSON lists are tuples, and tables dataclasses.
-        given = _adapter(kind, keys).validate_json(json.dumps(table, default=repr), strict=True)
+        given = _adapter(kind, mark.keys).validate_json(json.dumps(table, default=repr), strict=True)
         return kind(**vars(given))
     except FedkeepError as error:  # the class's own check
         said = {"said": str(error), "names": [f.name for f in fields(kind)]}
@@ -425,9 +429,7 @@ def _fields(kind: Any) -> dict[str, Any]:
     """Return the keys of the table that makes a value of a type, each with its type; none where no table does."""
     if get_origin(kind) is Annotated:
         inner, *marks = get_args(kind)
-        found = _fields(inner)
-        keys = [key for mark in marks if isinstance(mark, Table) for key in mark.keys]
-        return {name: found[name] for name in keys or found}
+        return next((mark for mark in marks if isinstance(mark, Table)), Table()).known(_fields(inner))
     if get_origin(kind) in (Union, UnionType):
         return next(filter(None, map(_fields, get_args(kind))), {})
     if isinstance(kind, type) and issubclass(kind, BaseModel):
