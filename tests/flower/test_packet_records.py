@@ -7,7 +7,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 
 from fedkeep.core.errors import UploadError
-from fedkeep.core.packet import TYPES, tensor_file
+from fedkeep.core.packet import TYPES, tensors_packed
 from fedkeep.flower import packet_records
 from fedkeep.flower.inner import nested_bytes
 from fedkeep.flower.packet_records import CONTENT, from_records, to_bytes, to_records
@@ -143,13 +143,13 @@ def test_what_is_read_can_be_written_to():
 
 def packed(header, tensors=(), **more):
     """Return records whose own part has any header, right in its checksum."""
-    content = tensor_file(dict(tensors), json.dumps(header))
+    content = tensors_packed(dict(tensors), json.dumps(header))
     return RecordDict({"own/0": ConfigRecord({CONTENT: content}), **more})
 
 
 ABOUT = {"header": {"kind": "work"}, "names": ["w"], "beside": []}
 ONE = {"w": torch.ones(2)}
-FILE = tensor_file(ONE, json.dumps(ABOUT))
+FILE = tensors_packed(ONE, json.dumps(ABOUT))
 
 
 def test_the_form_that_the_tests_below_damage_is_read():

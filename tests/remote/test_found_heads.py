@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.methods.test_fit import DATA, Plain, Stranger, Zeros
 from torch import nn
 
 from fedkeep import Method, Phase, methods, sgd, simulate
@@ -17,6 +16,7 @@ from fedkeep.experiments.config import parse_config
 from fedkeep.flower.local_federation import Local, federation, local_of, train
 from fedkeep.flower.served import sent_of
 from fedkeep.remote.served_run import serve_run
+from tests.methods.test_resolve import DATA, Plain, Stranger, Zeros
 from tests.remote.federations import Devices
 from tests.remote.federations import federation as run_of
 from tests.remote.test_conformance import ledger_of, server_of

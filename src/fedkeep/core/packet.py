@@ -53,7 +53,7 @@ class Packet:
         """Return the packet as a safetensors file and its CRC-32, 4 bytes, for transports that carry bytes.
 
         Args:
-            beside: of each file of ``tensor_file`` that travels beside this one, as others hold it too, the names of
+            beside: of each file of ``tensors_packed`` that travels beside this one, as others hold it too, the names of
                 its tensors, and its checksum: its last 4 bytes.
 
         Raises:
@@ -67,7 +67,7 @@ class Packet:
             "beside": [checksum.hex() for _, checksum in beside],
         }
         try:
-            return tensor_file(own, json.dumps(about, allow_nan=False, sort_keys=True))
+            return tensors_packed(own, json.dumps(about, allow_nan=False, sort_keys=True))
         except (TypeError, ValueError, RecursionError) as error:
             raise UploadError(
                 "A message's header cannot be written: {why}.", why=first_line(error)
@@ -105,7 +105,7 @@ class Packet:
         return cls(header, {name: found[name] for name in names})
 
 
-def tensor_file(tensors: Params, text: str = "") -> bytes:
+def tensors_packed(tensors: Params, text: str = "") -> bytes:
     """Return tensors, and a text, as a safetensors file and its CRC-32.
 
     Raises:
@@ -129,7 +129,7 @@ def _unread(error: Exception) -> UploadError:
 
 
 def _read_file(content: bytes) -> tuple[str, Params]:
-    """Return text and tensors of what ``tensor_file`` wrote.
+    """Return text and tensors of what ``tensors_packed`` wrote.
 
     Raises:
         UploadError: the bytes are damaged, or were never such a file.

@@ -1,7 +1,7 @@
 """The wire form: a packet as Flower's records, and back. Nothing is pickled, and nothing is taken for granted.
 
 A packet is the file ``own``, the bytes of ``Packet.to_bytes``. What it shares with other packets that are sent with it
-(the global model) are files beside it, ``shared-0`` and on, of ``tensor_file``: Flower names what it sends by its hash,
+(the global model) are files beside it, ``shared-0`` and on, of ``tensors_packed``: Flower names what it sends by its hash,
 so that each is sent once. A file travels in pieces of ``PIECE`` bytes, ``own/0`` and on, each a ``ConfigRecord``:
 Flower asks for each object of a message by a request of its own, and a ``ConfigRecord`` is one object, where an array
 is one for itself, one for its record and one for each of its chunks.
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedkeep.core.errors import UploadError
-from fedkeep.core.packet import CHECKSUM, tensor_file
+from fedkeep.core.packet import CHECKSUM, tensors_packed
 from fedkeep.core.params import Params
 from fedkeep.flower.inner import nested_bytes
 from fedkeep.remote import Packet
@@ -46,7 +46,7 @@ def to_records(packets: Iterable[Packet]) -> list[RecordDict]:
         parts.pop((k,), None)
         for held_by, tensors in parts.items():
             if held_by not in made:
-                file = tensor_file(tensors)
+                file = tensors_packed(tensors)
                 made[held_by] = _pieces(file), file[-CHECKSUM:]
         beside = [(tensors, made[held_by][1]) for held_by, tensors in parts.items()]
         files = {OWN: _pieces(packet.to_bytes(beside))}
