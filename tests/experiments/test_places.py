@@ -310,9 +310,9 @@ for task in range(int(first), int(last) + 1):
         Path(given["--output"]).parent.joinpath(f"{{name}}.part").touch()
     elif does[0] == "time":
         Path(given["--output"]).parent.joinpath(f"{{number}}_{{task}}.out").write_text("CANCELLED DUE TO TIME LIMIT ***")
-    if does[0] in ("run", "stay", "held"):
+    if does[0].startswith(("run", "stay", "held")):
         with (home / "queue").open("a") as file:
-            how = "PENDING PartitionTimeLimit" if does[0] == "held" else "RUNNING None"
+            how = "PENDING " + does[0][5:] if does[0].startswith("held") else "RUNNING None"
             file.write(f"{{number}}_{{task}} {{how}}\\n")
 print(number)
 """
@@ -423,6 +423,15 @@ def toy(out: Path, **more: Any) -> Plan:
     return plan([parse_config(TOY)], ["furl"], [0, 1], out, **more)
 
 
+@pytest.mark.parametrize("change", [{"kind": "Other"}, {"job": {}}, None])
+def test_a_job_that_is_damaged_is_named_in_one_line(tmp_path: Path, change: dict[str, Any] | None) -> None:
+    path, job = tmp_path / "job.json", json.loads(places._written(Errand("a", tmp_path)))
+    path.write_text(json.dumps(job)[:-1] if change is None else json.dumps(job | change))
+    with raises(ConfigError, said="job.json is damaged") as caught:
+        places.main(path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def test_a_cell_is_read_as_it_was_written(tmp_path: Path) -> None:
     for cell in toy(tmp_path).cells:
         assert Cell.from_plain(json.loads(json.dumps(cell.to_plain()))).to_plain() == cell.to_plain()
@@ -476,13 +485,14 @@ def test_a_job_that_a_signal_ended_is_sent_again_at_once(
     assert len(cluster.calls) == 2
 
 
-def test_why_jobs_wait_for_ever_is_told_once(tmp_path: Path, cluster: Cluster) -> None:
-    cluster.does(a=["held"], b=["held"], c=["stay"])
+@pytest.mark.parametrize("why", ["PartitionTimeLimit", "PartitionConfig", "QOSMaxCpuPerUserLimit"])
+def test_why_jobs_wait_for_ever_is_told_once(tmp_path: Path, cluster: Cluster, why: str) -> None:
+    cluster.does(a=[f"held {why}"], b=[f"held {why}"], c=["stay"])
     on = Slurm(tmp_path / "slurm", [], None)
     on.send([Errand(name, tmp_path) for name in "abc"])
     assert on.states() == {"a": "waiting", "b": "waiting", "c": "running"}
     (line,) = on.news()
-    assert "PartitionTimeLimit" in line
+    assert why in line
     assert not on.news()
 
 

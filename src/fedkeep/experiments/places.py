@@ -228,12 +228,21 @@ def compute(text: bytes, what: str) -> None:
         what: for messages.
 
     Raises:
-        ConfigError: it was written with another fedkeep, Python or torch.
+        ConfigError: it was written with another fedkeep, Python or torch, or is damaged.
         FedkeepError: the job's own.
     """
-    about = json.loads(text)
-    check_installed(about.get("installed", {}), what)
-    imported(what, KINDS[about["kind"]]).from_plain(about["job"])(alone=False, progress=False)
+    with raising(
+        ConfigError,
+        "{what} is damaged: {why}. Call again, and it is written anew.",
+        KeyError,
+        TypeError,
+        ValueError,
+        what=what,
+    ):
+        about = json.loads(text)
+        check_installed(about["installed"], what)
+        job = imported(what, KINDS[about["kind"]]).from_plain(about["job"])
+    job(alone=False, progress=False)
 
 
 def main(file: Path) -> None:
@@ -449,9 +458,10 @@ HELD = (
     "Dependency",
     "Invalid",
     "JobHeld",
-    "PartitionNodeLimit",
-    "PartitionTimeLimit",
+    "MaxMemPerLimit",
+    "Partition",
     "QOS",
+    "ReqNodeNotAvail",
     "launch",
 )
 """How reasons begin for which jobs may wait for ever, unlike Priority or Resources."""
