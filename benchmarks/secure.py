@@ -23,8 +23,10 @@ import torch
 
 from benchmarks.faults import commit
 from benchmarks.measure import write
-from fedkeep.privacy.secure import FixedPoint, SecureClient, SecureServer, threshold_for
+from fedkeep.privacy.secure.ring import FixedPoint
+from fedkeep.privacy.secure.secure_client import SecureClient
 from fedkeep.privacy.secure.secure_messages import Keys
+from fedkeep.privacy.secure.secure_server import SecureServer, threshold_for
 from fedkeep.privacy.secure.shamir import SHARE
 
 LOST, THRESHOLD = 0.3, 2 / 3

@@ -39,7 +39,8 @@ from fedkeep.methods.private import differentially_private
 from fedkeep.methods.robust import Median
 from fedkeep.methods.secure import Vectors
 from fedkeep.privacy import DifferentialPrivacy
-from fedkeep.privacy.secure import SecureClient, SecureServer
+from fedkeep.privacy.secure.secure_client import SecureClient
+from fedkeep.privacy.secure.secure_server import SecureServer
 from fedkeep.remote.client_ledger import Ledger, RunClients
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import ExchangeRules

@@ -22,8 +22,8 @@ import numpy as np
 
 from benchmarks.measure import RESULTS, write
 from fedkeep.core.files import write_whole
-from fedkeep.metrics.worth import Paired, worth
 from fedkeep.metrics.worth.best import level
+from fedkeep.metrics.worth.gains import Paired, worth
 from fedkeep.metrics.worth.intervals import chance_of_users, these_users, users_like_these
 from fedkeep.metrics.worth.signs import ALPHA, holm
 

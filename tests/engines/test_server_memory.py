@@ -26,7 +26,8 @@ from fedkeep.methods import ClippedMean, Global, SecureSums, aggregate, differen
 from fedkeep.methods.secure import Vectors
 from fedkeep.methods.server import MeanByGroup, Reduction
 from fedkeep.privacy import Adaptive, DifferentialPrivacy
-from fedkeep.privacy.secure import SecureClient, SecureServer
+from fedkeep.privacy.secure.secure_client import SecureClient
+from fedkeep.privacy.secure.secure_server import SecureServer
 from fedkeep.split import Upload
 from tests.methods.table import ROWS
 from tests.tiny import Rounds, classes, job, same_bits

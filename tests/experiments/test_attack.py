@@ -17,7 +17,7 @@ from fedkeep.experiments.attack_scenes import divided, multiplier
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.simulate import simulate
-from fedkeep.metrics.worth import Interval
+from fedkeep.metrics.worth.intervals import Interval
 from fedkeep.privacy import Release, epsilon
 from fedkeep.report.attacks import AttackFinding
 from tests.refusals import raises

@@ -11,7 +11,7 @@ import torch
 from fedkeep.experiments.attack import AttackRequest, attack
 from fedkeep.experiments.attack_measures import against, mean, share
 from fedkeep.experiments.config import parse_config
-from fedkeep.metrics.worth import Interval
+from fedkeep.metrics.worth.intervals import Interval
 
 T_1 = 12.706205
 """Of Student's T with one degree of freedom, 97.5 %."""

@@ -11,7 +11,9 @@ import pytest
 from fedkeep.methods import private, secure
 from fedkeep.privacy import DifferentialPrivacy, budget_ledger, dp
 from fedkeep.privacy.draws import SystemDraw
-from fedkeep.privacy.secure import FixedPoint, Spent, secure_client
+from fedkeep.privacy.secure import secure_client
+from fedkeep.privacy.secure.ring import FixedPoint
+from fedkeep.privacy.secure.secure_server import Spent
 from tests.methods import test_private, test_secure
 from tests.methods.table import ROWS
 from tests.privacy import test_dp, test_ledger

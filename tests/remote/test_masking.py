@@ -15,7 +15,7 @@ import torch
 from fedkeep.core import files
 from fedkeep.core.errors import LostError, SecureSumError, UploadError
 from fedkeep.methods import SecureSums
-from fedkeep.privacy.secure import Keys
+from fedkeep.privacy.secure.secure_messages import Keys
 from fedkeep.remote import Packet, device_file, masking
 from fedkeep.remote.device_file import DeviceFile, file_of, remove, sum_of
 from fedkeep.remote.masking import VECTOR, Masking

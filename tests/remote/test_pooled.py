@@ -22,7 +22,7 @@ from fedkeep.data.preparation.table import Hash, hash_of
 from fedkeep.data.preparation.texts import Texts
 from fedkeep.methods import SecureSums, securely
 from fedkeep.models import Linear
-from fedkeep.privacy.secure import SecureClient
+from fedkeep.privacy.secure.secure_client import SecureClient
 from fedkeep.remote import Packet
 from fedkeep.remote.device_tally import SignedWords
 from fedkeep.remote.events import Events

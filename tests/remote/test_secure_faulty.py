@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from fedkeep.engines import Sampler
-from fedkeep.privacy.secure import Keys, SecureClient, crypto, shamir
+from fedkeep.privacy.secure import crypto, shamir
+from fedkeep.privacy.secure.secure_client import SecureClient
+from fedkeep.privacy.secure.secure_messages import Keys
 from fedkeep.remote import Packet, secure_fleet
 from tests.remote.test_conformance import server_of
 from tests.remote.test_secure_sums import DATA, devices_of, events, served

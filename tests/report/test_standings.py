@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.metrics.worth import Interval, Paired
 from fedkeep.metrics.worth.best import Standing, best_of, standings
+from fedkeep.metrics.worth.gains import Paired
+from fedkeep.metrics.worth.intervals import Interval
 from fedkeep.report.drawing import to_svg
 from fedkeep.report.standings import (
     Compared,

@@ -14,7 +14,8 @@ import torch
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.worth import worth_of
-from fedkeep.metrics.worth import Interval, Paired, worth
+from fedkeep.metrics.worth.gains import Paired, worth
+from fedkeep.metrics.worth.intervals import Interval
 from fedkeep.report.charts import Gains, Lines
 from fedkeep.report.page import write_report
 from fedkeep.report.worth_page import (

@@ -23,7 +23,9 @@ from fedkeep.methods.private import bounded_mean
 from fedkeep.methods.server import Global, WeighedBy
 from fedkeep.privacy import Link
 from fedkeep.privacy.dp import Clipping, floating
-from fedkeep.privacy.secure import FixedPoint, SecureClient, SecureServer, threshold_for
+from fedkeep.privacy.secure.ring import FixedPoint
+from fedkeep.privacy.secure.secure_client import SecureClient
+from fedkeep.privacy.secure.secure_server import SecureServer, threshold_for
 from fedkeep.split import Upload
 
 ROUNDING = 1e-6

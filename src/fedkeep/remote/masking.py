@@ -34,8 +34,9 @@ from fedkeep.core.packet import Packet
 from fedkeep.core.params import SERVER, Params
 from fedkeep.data.preparation import Summary
 from fedkeep.methods.secure import SecureSums, Vectors
-from fedkeep.privacy.secure import Keys, SecureClient, threshold_for
-from fedkeep.privacy.secure.secure_messages import LEAST, Revealed
+from fedkeep.privacy.secure.secure_client import SecureClient
+from fedkeep.privacy.secure.secure_messages import LEAST, Keys, Revealed
+from fedkeep.privacy.secure.secure_server import threshold_for
 from fedkeep.remote.device_file import sum_of
 from fedkeep.remote.messages import Ask, ClientAnswer, ClientOrder, Hello, Portion, Step
 from fedkeep.split import Split

@@ -18,8 +18,8 @@ from fedkeep.core.errors import ConfigError, RunError, SecureSumError, UploadErr
 from fedkeep.core.packet import Packet
 from fedkeep.data.preparation import Summary, agreeing, merged
 from fedkeep.data.preparation.table import cells_for, read_table
-from fedkeep.privacy.secure import Keys, SecureServer, Spent, threshold_for
-from fedkeep.privacy.secure.secure_messages import LEAST
+from fedkeep.privacy.secure.secure_messages import LEAST, Keys
+from fedkeep.privacy.secure.secure_server import SecureServer, Spent, threshold_for
 from fedkeep.remote.masking import about_data, revealed_of
 from fedkeep.remote.messages import Ask, Portion, Prepare, Prepared, Refused, Step, message_of, packet_of
 from fedkeep.remote.nodes import SOON, Nodes

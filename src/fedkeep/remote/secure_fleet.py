@@ -23,7 +23,8 @@ from fedkeep.core.params import Params
 from fedkeep.engines import Answer, Order
 from fedkeep.methods import Global, Method, Reduced, SecureMean, SecureSums, Sent
 from fedkeep.methods.secure import Undivided, Vectors
-from fedkeep.privacy.secure import Keys, SecureServer, Spent, WrongShareError
+from fedkeep.privacy.secure.secure_messages import Keys, WrongShareError
+from fedkeep.privacy.secure.secure_server import SecureServer, Spent
 from fedkeep.remote.exchange import Exchange
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.masking import VECTOR, about, revealed_of

@@ -10,9 +10,8 @@ import numpy as np
 
 from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.metrics import CLASS_METRICS, auc
-from fedkeep.metrics.worth import Interval, Paired
-from fedkeep.metrics.worth.gains import FEW
-from fedkeep.metrics.worth.intervals import Floats
+from fedkeep.metrics.worth.gains import FEW, Paired
+from fedkeep.metrics.worth.intervals import Floats, Interval
 from fedkeep.metrics.worth.pooled_gains import (
     CLASSES_POOLED,
     pooled_gain,

@@ -11,8 +11,8 @@ import numpy as np
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.metrics import CLASS_METRICS
-from fedkeep.metrics.worth import ClientGroup, Interval, Worth, worth
-from fedkeep.metrics.worth.gains import FEW, WHOLE_METHOD
+from fedkeep.metrics.worth.gains import FEW, WHOLE_METHOD, ClientGroup, Worth, worth
+from fedkeep.metrics.worth.intervals import Interval
 from fedkeep.report import pairing, wording
 from fedkeep.report.blocks import Block, Figure, Text
 from fedkeep.report.charts import GAINS_LEGEND, Chart, Curve, Gainer, Gains, Lines

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedkeep.metrics.worth import Interval, Paired, worth
 from fedkeep.metrics.worth.best import Standing, best_of, level, standings
-from fedkeep.metrics.worth.intervals import chance_of_examples, chance_of_users, these_users, users_like_these
+from fedkeep.metrics.worth.gains import Paired, worth
+from fedkeep.metrics.worth.intervals import (
+    Interval,
+    chance_of_examples,
+    chance_of_users,
+    these_users,
+    users_like_these,
+)
 from fedkeep.metrics.worth.signs import holm
 
 Scores = list[list[int]]  # of each client, its examples

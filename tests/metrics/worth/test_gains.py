@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from fedkeep.core.errors import DataError
-from fedkeep.metrics.worth import Paired, worth
+from fedkeep.metrics.worth.gains import Paired, worth
 from fedkeep.metrics.worth.intervals import these_users, users_like_these
 from tests.refusals import raises
 

@@ -8,16 +8,10 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import SecureSumError
-from fedkeep.privacy.secure import (
-    Revealed,
-    SecureClient,
-    SecureServer,
-    Spent,
-    WrongShareError,
-    crypto,
-    shamir,
-)
-from fedkeep.privacy.secure.secure_client import pair_key
+from fedkeep.privacy.secure import crypto, shamir
+from fedkeep.privacy.secure.secure_client import SecureClient, pair_key
+from fedkeep.privacy.secure.secure_messages import Revealed, WrongShareError
+from fedkeep.privacy.secure.secure_server import SecureServer, Spent
 from tests.privacy.secure.test_secure_sum import NAMES, RING, Round
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError, SecureSumError
-from fedkeep.privacy.secure import FixedPoint, crypto, shamir
+from fedkeep.privacy.secure import crypto, shamir
+from fedkeep.privacy.secure.ring import FixedPoint
 from tests.refusals import raises
 
 SECRET = bytes(range(32))

@@ -10,15 +10,10 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import SecureSumError
-from fedkeep.privacy.secure import (
-    FixedPoint,
-    Keys,
-    Revealed,
-    SecureClient,
-    SecureServer,
-    Spent,
-    threshold_for,
-)
+from fedkeep.privacy.secure.ring import FixedPoint
+from fedkeep.privacy.secure.secure_client import SecureClient
+from fedkeep.privacy.secure.secure_messages import Keys, Revealed
+from fedkeep.privacy.secure.secure_server import SecureServer, Spent, threshold_for
 
 RING = FixedPoint(bound=1.0, clients=10)
 NAMES = [f"c{k}" for k in range(10)]

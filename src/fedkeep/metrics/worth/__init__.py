@@ -5,8 +5,3 @@ intervals.py     95 % intervals for users like these and for these users, seeds 
 signs.py         exact paired tests of single clients, false discoveries, "at least so many"
 pooled_gains.py  gains in pooled accuracy, RMSE and AUC, by jackknife
 """
-
-from fedkeep.metrics.worth.gains import ClientGroup, Fairness, Paired, Worth, worth
-from fedkeep.metrics.worth.intervals import Interval
-
-__all__ = ["ClientGroup", "Fairness", "Interval", "Paired", "Worth", "worth"]
