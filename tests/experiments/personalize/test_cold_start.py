@@ -295,11 +295,6 @@ def test_an_interval_of_a_fraction_does_not_go_beyond_a_hundred_points() -> None
     assert other.high > 1.1
 
 
-def test_no_example_is_the_shared_model(run: Run) -> None:
-    found = cold_start(run, ks=(0,))
-    assert found.pooled[0] == run.evaluate("test", clients=run.held_out, stage="shared")["accuracy"]
-
-
 def test_it_is_reproducible(run: Run) -> None:
     assert cold_start(run, ks=(2, None)) == cold_start(run, ks=(2, None))
     assert cold_start(run, ks=(None,)).mean == cold_start(run, ks=(2, None)).mean[1:]
