@@ -67,7 +67,7 @@ name = "paced"
 [data]
 reader = "toy"
 users = 24
-examples = 1000
+examples = 6000
 [model]
 kind = "mlp"
 hidden = 300

@@ -123,8 +123,10 @@ def paced(places: Iterable[Mapping[str, Any]]) -> list[str]:
         return []
     ends = ", seconds a round"
     rows = [(name.removesuffix(ends), value) for name, value in found.items() if name.endswith(ends)]
+    clients = found["clients a round"]
+    took = 1000 * found["sequential" + ends] / clients
     return [
-        f"A round of {found['clients a round']} clients of some 30 ms each:",
+        f"A round of {clients} clients, {took:.0f} ms each one after the other; {found['ray by workers']:.2f} times a round of workers by Ray:",
         table(("trained by", "seconds a round"), rows),
     ]
 
