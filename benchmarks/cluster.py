@@ -1,11 +1,11 @@
 """Claim: runs by Slurm's jobs and by Ray's tasks give the numbers of ``--jobs 2``, though jobs are killed at random.
 
-    python -m benchmarks.cluster [--place slurm ray spread paced] [--seeds 3] [--kills 20] [--out FOLDER]
+    python -m benchmarks.cluster [--place slurm ray spread unhurt paced] [--seeds 3] [--kills 20] [--out FOLDER]
 
 Eight methods with each seed on generated data, 30 rounds each: once in two processes here, then by a Slurm of this one machine
 (``slurmctld``, ``slurmd`` and ``munged`` of its own, in a folder; Debian's slurm-wlm and munge, as root), and by a Ray head with two
-nodes on this machine. Meanwhile processes of jobs are killed, and fewer kills than asked for are an error; then once more where none is killed, for the
-overhead a run, two runs at a time. Digests are of all records but times, and of the server's and
+nodes on this machine. Meanwhile processes of jobs are killed, and fewer kills than asked for are an error. ``unhurt`` is the time of a run, two at
+a time, where none is killed. Digests are of all records but times, and of the server's and
 every client's values. ``spread`` is each run by itself, its clients in Ray's tasks, of which some are killed. ``paced`` is a
 run of clients of about 50 ms, whose rounds are timed: one after the other, in two processes here, and in two of Ray's, in turn; and, see
 ``benchmarks.cluster_rounds``, by a plain loop and in Flower's simulation. ``results/cluster.json`` says how many runs are equal,
@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,9 @@ from fedkeep.experiments.places import Place, executors, place
 from fedkeep.remote.cluster import ClusterWorkers
 
 PAUSE, PAUSE_OF_ROUNDS = 8.0, 1.5
-"""Seconds between two kills, at the mean, of runs and of what trains clients: 24 runs of some 15 s, two at a time, of which
-each kill takes back some, last longer than 20 of them. A job that is killed four times before it comes further is given up,
-as one of Ray's was with 5 s.
+"""Seconds between two kills, at the mean, of runs and of what trains clients: 24 runs, two at a time, of which each kill takes
+back some, last longer than 20 of them. Where one runs alone, the pause is twice as long: a job that is killed four times
+before it comes further is given up, and it takes some seconds to begin.
 """
 METHODS = ("fedavg", "fedprox", "furl", "fedper", "fedrep", "ditto", "apfl", "mixture")
 SCENE = """
@@ -205,7 +206,7 @@ def killing(home: Path, kills: int, draw: np.random.Generator, pause: float) -> 
 
     def work() -> None:
         while len(killed) < kills and not over.wait(draw.uniform(0, 2 * pause)):
-            if there := jobs_of(home):
+            if (there := jobs_of(home)) and (len(there) > 1 or draw.random() < 0.5):
                 killed.append(int(draw.choice(there)))
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(killed[-1], signal.SIGKILL)
@@ -247,6 +248,19 @@ def measured(
         "seconds": seconds,
         "seconds a run": seconds / len(made.cells),
     }
+
+
+def unhurt(home: Path, seeds: int, _: int, here: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """Return the seconds of a run, two at a time, of which none is killed, at each place."""
+    made = planned(home / "here", seeds)
+    seconds, _said = compute(made, None)
+    found: dict[str, Any] = {"place": "unhurt", "runs": len(made.cells)}
+    found["here, seconds a run"] = seconds / len(made.cells)
+    for name in ("ray", "slurm"):
+        (home / name).mkdir()
+        row = measured(name, home / name, seeds, 0, here)
+        found |= {f"{name}, seconds a run": row["seconds a run"], f"{name}, equal": row["equal"]}
+    return found
 
 
 def spread(home: Path, seeds: int, kills: int, here: dict[str, dict[str, str]]) -> dict[str, Any]:
@@ -313,7 +327,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--place", nargs="*", default=["slurm", "ray", "spread", "paced"])
+    parser.add_argument("--place", nargs="*", default=["slurm", "ray", "spread", "unhurt", "paced"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -321,6 +335,7 @@ def main() -> None:
     kept = args.out / "cluster.json"
     known = json.loads(kept.read_text(encoding="utf-8"))["places"] if kept.exists() else []
     rows = {row["place"]: row for row in known}
+    makers: dict[str, Callable[..., dict[str, Any]]] = {"spread": spread, "unhurt": unhurt}
     with tempfile.TemporaryDirectory(prefix="cluster-") as folder:
         home, here = Path(folder), dict[str, dict[str, str]]()
         for name in args.place:
@@ -335,12 +350,7 @@ def main() -> None:
                     here = digests(first)
                 (home / name).mkdir()
                 given = (home / name, args.seeds, args.kills, here)
-                row = spread(*given) if name == "spread" else measured(name, *given)
-                if name != "spread":
-                    (home / f"{name}-alone").mkdir()
-                    alone = measured(name, home / f"{name}-alone", args.seeds, 0, here)
-                    row["seconds a run, none killed"] = alone["seconds a run"]
-                    row["overhead a run, seconds"] = alone["seconds a run"] - rows["here"]["seconds a run"]
+                row = makers.get(name, partial(measured, name))(*given)
             rows[name] = {**row, "commit": commit()}
             found = {"methods": METHODS, "seeds": args.seeds, "places": list(rows.values())}
             write("cluster", found, folder=args.out)

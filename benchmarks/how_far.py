@@ -42,28 +42,14 @@ def page(folder: Path) -> str:
         ),
         "## A cluster: `python -m benchmarks.cluster`",
         table(
+            ("runs by", "runs", "equal to one machine's", "processes killed", "seconds"),
             (
-                "runs by",
-                "runs",
-                "equal to one machine's",
-                "processes killed",
-                "seconds",
-                "overhead a run, seconds",
-            ),
-            (
-                (
-                    one["place"],
-                    one["runs"],
-                    one["equal"],
-                    one["killed"],
-                    one["seconds"],
-                    one.get("overhead a run, seconds"),
-                )
+                (one["place"], one["runs"], one["equal"], one["killed"], one["seconds"])
                 for one in cluster["places"]
                 if "killed" in one
             ),
         ),
-        "The overhead is that of two runs at a time over `--jobs 2` here, where no process is killed.",
+        *unhurt(cluster["places"]),
         *paced(cluster["places"]),
         "## Memory of the server: `python -m benchmarks.server_memory`",
         f"A model of {memory['model'] / MB:.0f} MB; memory beyond what the server app had before the round.",
@@ -114,6 +100,16 @@ def page(folder: Path) -> str:
         *plan(fleet["rows"].values()),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def unhurt(places: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what a run takes where none is killed, by where it runs."""
+    found = next((one for one in places if one["place"] == "unhurt"), None)
+    if found is None:
+        return []
+    ends = ", seconds a run"
+    rows = [(name.removesuffix(ends), value) for name, value in found.items() if name.endswith(ends)]
+    return [f"{found['runs']} runs, two at a time, none killed:", table(("runs by", "seconds a run"), rows)]
 
 
 def paced(places: Iterable[Mapping[str, Any]]) -> list[str]:
