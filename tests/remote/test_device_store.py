@@ -314,6 +314,9 @@ class TestMadeWithRows:
         with pytest.raises(KeyboardInterrupt):
             create(file_of(tmp_path, RUN), LARGE, large_rows(3))
         assert list(tmp_path.iterdir()) == []
+        (tmp_path / "file").touch()
+        with raises(StoreError, why="File exists"):
+            create(file_of(tmp_path / "file", RUN), LARGE, large_rows())
 
     def test_one_row_is_in_memory(self, tmp_path: Path) -> None:
         """All rows and the whole file were in memory, and more than 2 GiB were refused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from fedkeep.remote import exchange as module
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Exchange, ExchangeRules
 from fedkeep.remote.messages import Answers, ClientAnswer, ClientOrder, Judging, Refused, packet_of
+from fedkeep.remote.served_run import serve_run
 from fedkeep.remote.transport import Reply
 from fedkeep.split import Split
 
@@ -146,6 +148,20 @@ def test_a_node_that_answers_between_two_failures_is_asked_again_at_once() -> No
         transport.inbox.append((transport.sent[-1][0], reply))
         one.poll()
     assert (len(transport.sent), transport.time) == (4, 0.0)
+
+
+def test_a_run_asks_again_as_the_rules_say() -> None:
+    given = inspect.signature(serve_run).parameters
+    assert (given["poll"].default, given["again"].default) == (ExchangeRules.poll, ExchangeRules.again)
+
+
+def test_orders_that_nobody_answers_are_sent_again() -> None:
+    transport = Transport()
+    one = asked(transport, {"one": "A"})
+    for seconds in (0.0, 59.0, 1.0, 119.0, 1.0):  # the first are waited for 60 s, the second twice as long
+        transport.wait(seconds)
+        one.poll()
+    assert [node for _, node, _ in transport.sent] == ["A"] * 3
 
 
 def test_who_was_dropped_or_is_still_gone_is_neither_asked_nor_waited_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,14 @@ def test_a_node_gets_one_message_a_round_for_all_of_its_clients_training_and_jud
     work = [node for kind, node, _ in devices.transport.carried if kind == "work"]
     # three rounds of which the second and third judge what was before; one to judge at the end
     assert sorted(work) == ["node-0"] * 4 + ["node-1"] * 4
+
+
+def test_who_was_never_asked_gets_no_message_at_the_end(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    served(devices, tmp_path, evaluate_every=0, rounds=1, cohort=1)
+    devices.close()
+    work = [node for kind, node, _ in devices.transport.carried if kind == "work"]
+    assert work in (["node-0"] * 2, ["node-1"] * 2)  # to train, and that it is accepted
 
 
 def test_the_global_model_travels_once_a_message(tmp_path: Path) -> None:
@@ -189,6 +198,10 @@ def test_a_node_that_left_costs_one_deadline_and_a_dropped_client_none(tmp_path:
     served(devices, tmp_path, policy=policy, evaluate_every=0, rounds=4)
     assert devices.transport.now() - before < 300.0
     assert "and was dropped" in attendance_of(tmp_path / "run").lines()[0]
+    many = replace(
+        attendance_of(tmp_path / "run"), taken=dict.fromkeys("abcdefg", 1), asked=dict.fromkeys("abcdefg", 2)
+    )
+    assert many.lines()[0].endswith("; 2 more clients missed rounds.")
     assert drop(tmp_path / "run", gone[:1], back=True) == set(gone[1:])
     with pytest.raises(ConfigError, match="No client"):
         drop(tmp_path / "run", [str(client) for client in devices.data.ids])

@@ -183,7 +183,11 @@ def test_the_encoding_is_the_older_runs(tmp_path: Path) -> None:
         tmp_path / "old", tmp_path / "new"
     )  # as the new run's server finds it when started again
     assert again.values is None
+    with (tmp_path / "old" / "records.jsonl").open("a") as torn:
+        torn.write("{")  # as a server that was killed leaves it
+    before = files(tmp_path / "old")
     assert again.versions == Older.at(tmp_path / "old").versions
+    assert files(tmp_path / "old") == before
     assert len(again.versions) == 6
 
 
