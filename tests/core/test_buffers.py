@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -204,3 +207,26 @@ def test_who_assigns_a_persistent_buffer_is_named(error: bool) -> None:
     if not error:
         run(None)
         assert model.scale is scale
+
+
+class Growing(nn.Module):
+    """Makes a parameter, or a layer, while it runs."""
+
+    def __init__(self, made: Callable[[], nn.Module | nn.Parameter]) -> None:
+        super().__init__()
+        self.layer, self.made = nn.Linear(3, 2), made
+
+    def forward(self, x: Tensor) -> Any:
+        self.more = self.made()
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("made", [lambda: nn.Parameter(torch.zeros(2)), lambda: nn.Linear(3, 2)])
+def test_what_a_forward_makes_is_refused_by_name_and_taken_away(
+    made: Callable[[], nn.Module | nn.Parameter],
+) -> None:
+    model = Growing(made)
+    net = Net(model)
+    with raises(MethodError, who="Client 'ann'", layer="more"), net.still("Client 'ann'"):
+        net(net.initial(), {"x": X})
+    assert not hasattr(model, "more")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedkeep.core.modes import AsAlone, EagerMode
+from fedkeep.core.modes import AsAlone, EagerMode, Sized
 from fedkeep.core.net import Net, PooledNet
 
 
@@ -95,6 +95,11 @@ def test_a_mode_sees_operations_that_are_not_compiled() -> None:
     with Seen():
         torch.ones(2) + torch.ones(2)
     assert "aten.add.Tensor" in names
+
+
+def test_a_tensor_that_does_not_fit_is_not_made() -> None:
+    with pytest.raises(MemoryError, match=r"8\.0 GB or more, and here at most 2\.0 GB fit"), Sized(2 * 10**9):
+        torch.empty(2 * 10**9)
 
 
 class Words(nn.Module):

@@ -238,7 +238,7 @@ def test_bound_parameters_are_held_seen_when_changed_and_given_back() -> None:
         assert float(net(held, batch)) == 4.5
     assert float(net(held, batch)) == 4.5
     assert all(torch.equal(own[n], v) for n, v in module.state_dict().items())
-    assert all(isinstance(p, nn.Parameter) for p in module.parameters())
+    assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in module.parameters())
 
 
 def test_a_layer_that_merges_into_frozen_values_leaves_no_rounding_there() -> None:

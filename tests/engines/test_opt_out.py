@@ -32,6 +32,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged, opt_out
 from fedkeep.engines import Centralised, ClientResult, ClientToTrain, Job, Sampler, Sequential
+from fedkeep.engines.lanes import veiled
 from fedkeep.methods.added_parts import with_copy
 from fedkeep.methods.mixture import OnOutput
 from fedkeep.methods.terms import Term
@@ -504,6 +505,16 @@ def test_a_private_buffer_that_opted_out_examples_move_reaches_no_federated_phas
     data = classes(opted_in=True, kind="f4")
     with pytest.raises(MethodError, match="reads private ones that another phase trains on opted-out"):
         simulate(Moving(), method, data, rounds=2, cohort=6, engine=engine)
+
+
+def test_a_hidden_buffer_is_hidden_where_it_was_moved() -> None:
+    start = {"moved": torch.zeros(2), "still": torch.zeros(2)}
+    now = {"moved": torch.tensor([0.0, 2.0]), "still": torch.zeros(2)}
+    seen = veiled(now, start.keys(), start, frozenset())
+    assert {name: value.isnan().tolist() for name, value in seen.items()} == {
+        "moved": [False, True],
+        "still": [False, False],
+    }
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised", "workers"])

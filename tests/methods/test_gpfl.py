@@ -156,5 +156,6 @@ def test_a_distance_of_zero_has_a_gradient() -> None:
     batch = {"x": torch.ones(3, 3).double(), "label": torch.tensor([0, 1, 1])}
     state = {"client/counts": torch.zeros(2).double()}
     loss = GenericAndPersonal(lam=1.0)(net, {**params, **state}, batch, sent)
+    assert torch.isfinite(loss)
     found = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
     assert all(bool(torch.isfinite(g).all()) for g in found if g is not None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -87,6 +89,26 @@ def test_fedavg_is_the_default_of_every_field() -> None:
         adapt=Adapt(phases=(), split=None, start=None),
         upload=(),
     )
+
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "asp_mtl": {"tasks": 16, "adversarial": 0.05, "difference": 0.01},
+    "fedamp": {"alpha": 1.0, "sigma": 1.0, "lam": 1.0},
+    "feddyn": {"alpha": 0.1},
+    "fedmmd": {"lam": 0.01},
+    "fedprox": {"mu": 0.01},
+    "knn_per": {"neighbours": 10},
+    "kteps": {"diversity": 0.01, "transfer": 0.01, "temperature": 4.0, "noise": 1e-3},
+    "kteps_star": {"start": 2, "end": 150, "noise": 1e-3},
+    "moon": {"mu": 1.0, "temperature": 0.5},
+}
+"""What papers and their authors' code give, or, where these leave it open, what fedkeep has settled on."""
+
+
+def test_the_numbers_that_methods_begin_with() -> None:
+    for name, wanted in DEFAULTS.items():
+        said = inspect.signature(getattr(methods, name)).parameters
+        assert {option: said[option].default for option in wanted} == wanted, name
 
 
 def test_furl_is_fedavg_but_for_the_split() -> None:

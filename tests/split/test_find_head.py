@@ -99,6 +99,11 @@ FOUND: dict[str, tuple[Callable[[], nn.Module], str, bool]] = {
         "head",
         True,
     ),
+    "a part called head that does not end it": (
+        lambda: Model(lambda m, x: m.fc2(m.head(x)), head=nn.Sequential(nn.Linear(4, 6), nn.Tanh())),
+        "fc2",
+        True,
+    ),
     "a parametrised weight": (normalised, "fc2", True),
     "a convolution of points": (
         lambda: Model(lambda m, x: m.score(m.body(x)[:, :, None])[:, :, 0], score=nn.Conv1d(6, 3, 1)),

@@ -193,3 +193,14 @@ def test_rows_of_both_kinds_are_alike(tmp_path: Path) -> None:
         folder = kind.at_rest(tmp_path / kind.file, 1)
         assert kind.sql(folder, f"SELECT {columns} FROM kept") == [(accepted, 1, 1, 0, 1, 48)] * len(who)
         assert [client for client, _ in kind.versions(folder)] == [c if kind is FILE else IDS[c] for c in who]
+
+
+def test_what_read_a_file_is_closed_before_it_is_written(tmp_path: Path) -> None:
+    """Closing it later would release the writer's lock, which is of the process (POSIX)."""
+    database.new_file(tmp_path / "a.db", "CREATE TABLE seen (number)", 8, [])
+    file = database.Database(tmp_path / "a.db")
+    reading = file.query("SELECT count(*) FROM seen")
+    file.begin_to_write()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        reading.fetchone()
+    file.close()

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fedkeep import FederatedData, Method, Phase, methods, sgd
 from fedkeep.data import Ragged
 from fedkeep.engines import Sequential, Vectorised
+from fedkeep.engines.vectorised.stacked_lanes import lengthened
 from fedkeep.models import TextClassifier
 from tests.engines.vectorised.cohorts import TEXTS, close, cohort, document, words
 from tests.tiny import job, texts
@@ -107,12 +108,20 @@ def largest(model: Model, text: Tensor) -> Tensor:
     return model.table(text).amax(1)  # type: ignore[no-any-return]
 
 
+def straight_through(model: Model, text: Tensor) -> Tensor:
+    """Padding shows in a gradient alone, and little."""
+    padding = 0.05 * weight(model)[0] * (text == 0).sum(1, keepdim=True)
+    found: Tensor = (model.table(text) * (text != 0).unsqueeze(-1)).sum(1)
+    return found + padding - padding.detach()
+
+
 DEPENDENT: dict[str, tuple[Callable[[], Model], FederatedData]] = {
     "largest": (lambda: Model(largest, nn.Embedding(12, VECTORS)), SHORT),
     "largest of many": (lambda: Model(largest, nn.Embedding(40, 16), 16), long(120)),
     "largest in a bag": (lambda: Model(bag, nn.EmbeddingBag(12, VECTORS, mode="max")), SHORT),
     "largest, or zero": (lambda: Model(largest, nn.Embedding(12, VECTORS, padding_idx=0)), SHORT),
     "mean": (lambda: Model(lambda m, text: m.table(text).mean(1)), TEXTS),
+    "a gradient": (lambda: Model(straight_through), TEXTS),
     "zero that is trained": (lambda: Model(summed, zero_first(nn.Embedding(40, VECTORS))), TEXTS),
 }
 
@@ -183,3 +192,8 @@ def test_losses_that_do_not_are_computed_together(name: str) -> None:
     make, data = INDIFFERENT[name]
     torch.manual_seed(0)
     assert Vectorised.suits(job(make(), FEDAVG, data)) is None
+
+
+def test_series_are_padded_behind_in_their_length_alone() -> None:
+    series = torch.ones(2, 3, 4, 5)
+    assert torch.equal(lengthened(series, 6), torch.cat([series, torch.zeros(2, 3, 2, 5)], 2))

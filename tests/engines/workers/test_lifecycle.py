@@ -243,3 +243,25 @@ def test_a_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with raises(WorkerError, said="A worker process could not start: it ended"):
         rounds(engine, [[0]])
     engine.close()
+
+
+@FORK
+def test_a_worker_that_begins_with_a_lock_held_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    serve = pool.serve
+
+    def locked(*given: Any) -> None:
+        (tmp_path / str(os.getpid())).touch()
+        if len(list(tmp_path.iterdir())) < 3:
+            signal.signal(worker_process.LOCKED_SIGNAL, signal.SIG_DFL)
+            os.kill(os.getpid(), worker_process.LOCKED_SIGNAL)
+        serve(*given)
+
+    monkeypatch.setattr(pool, "serve", locked)
+    monkeypatch.setattr(pool, "SILENCE", 30.0)
+    engine = Workers(1)
+    found = rounds(engine, [[0, 1]])
+    engine.close()
+    check(found, rounds(Sequential(), [[0, 1]]))
+    assert len(list(tmp_path.iterdir())) == 3
