@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.buffers import Veil
+from fedkeep.core.copying import copied
 from fedkeep.core.errors import MethodError, SplitError
 from fedkeep.core.net import Net
 from fedkeep.core.params import clone
@@ -230,3 +232,25 @@ def test_what_a_forward_makes_is_refused_by_name_and_taken_away(
     with raises(MethodError, who="Client 'ann'", layer="more"), net.still("Client 'ann'"):
         net(net.initial(), {"x": X})
     assert not hasattr(model, "more")
+
+
+class Noting(nn.Module):
+    """Writes into a tensor that is no buffer, by a function that looks at the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = torch.zeros(3)
+        self.note: Any = lambda x: self.seen.add_(x.sum(0))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.note(x)
+
+
+def test_what_forward_writes_is_taken_back_and_is_a_copys_own() -> None:
+    model = Noting()
+    made: Any = copied(model)
+    with Veil(made, ()):
+        assert made(X).tolist() == [3.0, 6.0, 9.0]
+    assert made.seen.tolist() == [0.0, 0.0, 0.0]
+    made(X)
+    assert (made.seen.tolist(), model.seen.tolist()) == ([3.0, 6.0, 9.0], [0.0, 0.0, 0.0])
