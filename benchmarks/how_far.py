@@ -104,27 +104,29 @@ def page(folder: Path) -> str:
 
 def unhurt(places: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return what a run takes where none is killed, by where it runs."""
-    found = next((one for one in places if one["place"] == "unhurt"), None)
-    if found is None:
-        return []
-    ends = ", seconds a run"
-    rows = [(name.removesuffix(ends), value) for name, value in found.items() if name.endswith(ends)]
-    return [f"{found['runs']} runs, two at a time, none killed:", table(("runs by", "seconds a run"), rows)]
+    found, rows = told(places, "unhurt", ", seconds a run")
+    said = f"{found.get('runs')} runs, two at a time, none killed; here each begins a process of its own:"
+    return [said, table(("runs by", "seconds a run"), rows)] if rows else []
 
 
 def paced(places: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return what a round of short clients takes, by who trains them."""
-    found = next((one for one in places if one["place"] == "paced"), None)
-    if found is None:
-        return []
     ends = ", seconds a round"
-    rows = [(name.removesuffix(ends), value) for name, value in found.items() if name.endswith(ends)]
-    clients = found["clients a round"]
-    took = 1000 * found["sequential" + ends] / clients
-    return [
-        f"A round of {clients} clients, {took:.0f} ms each one after the other; {found['ray by workers']:.2f} times a round of workers by Ray:",
-        table(("trained by", "seconds a round"), rows),
-    ]
+    found, rows = told(places, "paced", ends)
+    if not rows:
+        return []
+    clients, by_ray = found["clients a round"], found["ray by workers"]
+    took = f"{1000 * found['sequential' + ends] / clients:.0f} ms each one after the other"
+    said = f"A round of {clients} clients, {took}; by Ray {by_ray:.2f} times a round of workers:"
+    return [said, table(("trained by", "seconds a round"), rows)]
+
+
+def told(
+    places: Iterable[Mapping[str, Any]], place: str, ends: str
+) -> tuple[Mapping[str, Any], list[tuple[str, Any]]]:
+    """Return a place's row, and those of its values whose names end so, with the rest of their names."""
+    found = next((one for one in places if one["place"] == place), {})
+    return found, [(name.removesuffix(ends), value) for name, value in found.items() if name.endswith(ends)]
 
 
 def plan(rows: Iterable[Mapping[str, Any]]) -> list[str]:
