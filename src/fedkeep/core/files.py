@@ -6,7 +6,6 @@ that is there already is neither written through nor removed.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -14,9 +13,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Self
 
-from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -35,8 +32,6 @@ ROUND_KEPT = (
 )
 PRIVATE_FILE, PRIVATE_FOLDER, PRIVATE_MASK = 0o600, 0o700, 0o077
 """Rights of what holds private values: its owner's alone. The mask gives them to all that a process makes."""
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""What the system says of a file system without locks, as NFS 3 without its lock daemon."""
 BEGIN = 40  # characters of a file's name that the name of what is to take its place begins with
 
 
@@ -305,33 +300,3 @@ def load_verified(path: Path, sha256: str) -> Params:
         MemoryError,
     ) as error:
         raise damaged(path, error) from error
-
-
-class Lock(FileLock):
-    """A lock that is held already where ``with`` begins, which releases it at its end."""
-
-    def __enter__(self) -> Self:
-        return self
-
-
-def take_lock(path: Path, patience: float = 0.0, mode: int = 0o644) -> Lock:
-    """Return a file's lock, held until it is released or this process ends, in whatever way.
-
-    Args:
-        path: the file, made if it is not there.
-        patience: seconds to wait for another process.
-        mode: as for ``os.open``.
-
-    Raises:
-        filelock.Timeout: another process has it.
-        OSError: it can't be taken; its ``strerror`` says why.
-    """
-    # Without locks of the system's, a file would stand for one, and stay where its process is killed.
-    lock = Lock(path, mode=mode, fallback_to_soft=False)
-    try:
-        lock.acquire(timeout=patience, poll_interval=0.02)
-    except OSError as error:
-        if error.errno in NO_LOCKS:
-            error.strerror = "its file system cannot lock files. Use a local disk, or NFS 4"
-        raise
-    return lock

@@ -41,16 +41,14 @@ from torch import Tensor
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import FedkeepError, NonFiniteError, RoundError, RunError, StoreError, raising
 from fedkeep.core.files import (
-    NO_LOCKS,
-    Lock,
     append_of_run,
     check_tensors,
     layout,
     load_verified,
     remove_leftovers,
-    take_lock,
     write_of_run,
 )
+from fedkeep.core.locks import NO_LOCKS, Lock, take_lock
 from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line
 from fedkeep.core.run_files import GROWING, Commit, Moment, numerics_of, read_commit, read_info

@@ -41,10 +41,10 @@ from fedkeep.core.files import (
     expanded,
     layout,
     state_name,
-    take_lock,
     wipe_leftovers,
     write_whole,
 )
+from fedkeep.core.locks import take_lock
 from fedkeep.core.params import Params, nonfinite
 from fedkeep.core.records import by_key
 from fedkeep.core.sealed import check_format, is_sealed, seal

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from fedkeep.core.files import take_lock
+from fedkeep.core.locks import take_lock
 from fedkeep.flower import inner
 
 SOON, PART = 0.2, 10

@@ -47,17 +47,16 @@ from fedkeep.core.errors import BusyError, RunError, StoreError, raising
 from fedkeep.core.files import (
     NEW_FILE,
     PRIVATE_FILE,
-    Lock,
     beside,
     leftovers,
     overwrite,
     private_folder,
     sync_folder,
-    take_lock,
     tensor_file,
     wipe,
     wipe_leftovers,
 )
+from fedkeep.core.locks import Lock, take_lock
 from fedkeep.core.params import Params, difference_of_names, nonfinite
 from fedkeep.core.sealed import check_format
 from fedkeep.store.database import Database, check_row, logs_of, new_file
