@@ -8,7 +8,9 @@ condition turned round, a statement left out. None is in a string or a docstring
 conformance table of the methods, which stop at the first failure: of the tests that run the changed line, the ``SMALLEST``
 that run the fewest lines, and ``OTHERS`` drawn from the rest; of a line that no test runs in its own process (module level, a
 worker's), ``SMALLEST`` + ``OTHERS`` drawn from all. It is killed if a test fails that passes without the change, computes
-longer than ``LIMIT`` or takes longer than ``WAIT``. FILE holds a line a mutant; a second call goes on where the first stopped. At the end the share of those killed is printed, with its 95 % interval (Wilson), and who survived.
+longer than ``LIMIT`` or takes longer than ``WAIT``. FILE holds a line a mutant, as
+those in ``results/mutants``, named by commit; a second call goes on where the first stopped. At the end the share of those
+killed is printed, with its 95 % interval (Wilson), and who survived.
 """
 
 from __future__ import annotations
