@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedkeep.core.errors import RunError, StoreError
-from fedkeep.core.files import take_lock
+from fedkeep.core.locks import take_lock
 from fedkeep.experiments.run_directory import locked
 from fedkeep.remote import device_file
 
