@@ -246,8 +246,10 @@ def test_how_far_it_goes() -> None:
     )
     equal = [one[of] for one in (slurm, ray) for of in ("equal", "runs")]
     check_line(page, said, *equal, slurm["killed"], ray["killed"])
-    (load,) = [row for row in results("fleet-load")["rows"].values() if row["nodes"] == 100]
-    said = r"(\d+) nodes with a model of (\d+) MB have (\S+) rounds a minute"
-    check_line(page, said, 100, load["model_bytes"] / 1e6, load["rounds_a_minute"])
+    loads = results("fleet-load")["rows"]
+    small, large = loads["100x1"], loads["100x20"]
+    said = r"100 nodes have (\S+) rounds a minute with a model of (\d+) MB, (\S+) with one of (\d+)"
+    shown = [(one["rounds_a_minute"], one["model_bytes"] / 1e6) for one in (small, large)]
+    check_line(page, said, *(number for one in shown for number in one))
     fleet = next(line for line in how_far.page(folder).splitlines() if "take a whole core" in line)
     check_line(page, r"(\d+) nodes that look for messages fill a core", float(fleet.split("|")[2]))
