@@ -69,6 +69,7 @@ def page(folder: Path) -> str:
                 "nodes",
                 "joined",
                 "model, MB",
+                "looks every, s",
                 "ended",
                 "rounds",
                 "a minute",
@@ -84,6 +85,7 @@ def page(folder: Path) -> str:
                     row["nodes"],
                     row["joined"],
                     row["model_bytes"] / MB,
+                    row["look_seconds"],
                     row["ended"],
                     row["rounds"],
                     row["rounds_a_minute"],
@@ -135,7 +137,8 @@ def plan(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     cost = (
         min(row["link_cpu_ms_a_look"] for row in known) / 1000
     )  # of few nodes it has the link's other work in it
-    an_answer = statistics.median(row["link_cpu_seconds"] / row["answers"] for row in known)
+    alike = [row for row in known if row["rounds"] and abs(row["model_bytes"] - MODEL) < MODEL / 10]
+    an_answer = statistics.median(row["link_cpu_seconds"] / row["answers"] for row in alike)
     idle = int(LOOK / cost)
     width = idle // 2
     levels, top = 0, DEVICES
@@ -153,7 +156,7 @@ def plan(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             (
                 ("nodes whose looks alone, one in 3 s, take a whole core of a link", f"{idle:,}"),
                 (
-                    "processor time of a link for a message and its answer, looks on the way included",
+                    "processor time of a link for a message of 1 MB and its answer, looks on the way included",
                     f"{an_answer:.2f} s",
                 ),
                 (
