@@ -15,11 +15,11 @@ import pytest
 from fedkeep import simulate
 from fedkeep.core.errors import WorkerError
 from fedkeep.engines import Sequential, Workers
-from fedkeep.engines.workers import pool
+from fedkeep.engines.workers import pool, workers
 from tests import refusals
 from tests.engines.test_round import METHOD
 from tests.engines.workers.rounds import DATA, FORK, FURL, check, gone, processes, rounds, scripted
-from tests.tiny import Logits, Rounds, everyone, job, same_bits
+from tests.tiny import Logits, Rounds, everyone, job, pairs, same_bits
 
 
 def kill_once(flag: Path) -> Callable[[], None]:
@@ -51,6 +51,49 @@ def test_a_client_over_which_two_workers_die_is_named(engine: Workers) -> None:
     assert time.monotonic() - began < 10
     with refusals.raises(WorkerError, client="bad", round=0):
         rounds(engine, [[2]], **scripted(lambda: os._exit(3)))
+
+
+CROWD = pairs({c: [(13.0 if c == "g" else 1.0, 2.0)] * (20 - k) for k, c in enumerate("abcdefghijkl")})
+"""Clients of whom the seventh begins after others have answered, so that its worker has the next one's order, too."""
+
+
+def held(patch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that is told, at each order, how many clients its worker then has."""
+    given, order = list[int](), pool.Pool.order
+
+    def ordered(self: pool.Pool, worker: pool.Worker, *about: Any) -> bool:
+        taken = order(self, worker, *about)
+        given.append(len(worker.places))
+        return taken
+
+    patch.setattr(pool.Pool, "order", ordered)
+    return given
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_who_waits_at_a_worker_that_is_killed_is_trained_by_another(engine: Workers, tmp_path: Path) -> None:
+    options = {**scripted(kill_once(tmp_path / "killed")), "data": CROWD}
+    with pytest.MonkeyPatch.context() as patch:
+        given = held(patch)
+        found = rounds(engine, [list(range(12))] * 2, **options)
+    assert max(given) == 2
+    assert (tmp_path / "killed").exists()
+    check(found, rounds(Sequential(), [list(range(12))] * 2, **options))
+    with refusals.raises(WorkerError, client="g", round=0):
+        rounds(engine, [list(range(12))], **{**scripted(lambda: os._exit(3)), "data": CROWD})
+
+
+def test_the_last_clients_and_large_ones_wait_at_no_worker(
+    engine: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = held(monkeypatch)
+    options = {**scripted(lambda: None), "data": CROWD}
+    rounds(engine, [list(range(12))], **options)
+    assert given[-2:] == [1, 1]
+    given.clear()
+    monkeypatch.setattr(workers, "AHEAD_BYTES", 1)
+    rounds(engine, [list(range(12))], **options)
+    assert set(given) == {1}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a real-time signal")

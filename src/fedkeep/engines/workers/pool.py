@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
@@ -44,17 +45,24 @@ def start_method() -> Start:
 
 @dataclass(eq=False)
 class Worker:
-    """One process, as its parent sees it; ``place`` is the client that it trains, by position in the cohort.
+    """One process, as its parent sees it.
 
-    ``gpu`` names the GPU that it sees; empty: none.
+    Attributes:
+        process, connection: its own.
+        memory: where orders and answers lie; in the second, if it was given a client before it was through with another.
+        gpu: the GPU that it sees; empty: none.
+        ready: it has started.
+        places: the clients that it was given, by position in the cohort; it trains the first.
+        turn: in which memory the last one's order lies.
     """
 
     process: BaseProcess
     connection: Connection
-    own: Arena
+    memory: tuple[Arena, Arena]
     gpu: str
     ready: bool = False
-    place: int | None = None
+    places: deque[int] = field(default_factory=deque)
+    turn: int = 0
 
     def end(self) -> None:
         """Kill the process, and give back what its parent holds of it."""
@@ -62,7 +70,8 @@ class Worker:
         self.process.join(PATIENCE)
         self.process.close()
         self.connection.close()
-        self.own.close()
+        for arena in self.memory:
+            arena.close()
 
 
 class Pool:
@@ -122,23 +131,24 @@ class Pool:
     def _start(self) -> None:
         context = multiprocessing.get_context(self.start)
         ours, theirs = context.Pipe()
-        own = Arena()
+        memory = Arena(), Arena()
         taken = [worker.gpu for worker in self.workers]
         gpu = min(self.gpus, key=taken.count)
         process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-            target=serve, args=(theirs, own, self.worker_job, gpu), name="fedkeep worker", daemon=True
+            target=serve, args=(theirs, memory, self.worker_job, gpu), name="fedkeep worker", daemon=True
         )
         with _undisturbed():  # until it is among the workers, which are ended whatever happens
             process.start()
             theirs.close()  # so that the process's death ends the connection
-            self.workers.append(Worker(process, ours, own, gpu))
+            self.workers.append(Worker(process, ours, memory, gpu))
 
-    def idle(self) -> list[Worker]:
-        """Return the workers that can be given an order."""
-        return [w for w in self.workers if w.ready and w.place is None]
+    def free(self, ahead: bool) -> list[Worker]:
+        """Return the workers that can be given an order: those that train nobody, then, if ``ahead``, those with no next."""
+        ready = [w for w in self.workers if w.ready and len(w.places) < (2 if ahead else 1)]
+        return sorted(ready, key=lambda w: len(w.places))
 
     def order(self, worker: Worker, place: int, order: Packet, sent: str | None) -> bool:
-        """Let an idle worker train a client; False: it has died meanwhile, and another one is starting.
+        """Let a worker that is free train a client; False: it has died meanwhile.
 
         Args:
             worker: who.
@@ -146,18 +156,21 @@ class Pool:
             order: to train it.
             sent: the layout of what all clients were sent; None: what this one was sent is in its order.
         """
-        header = {**order.header, "sent": sent, "own": worker.own.put(order.tensors)}
+        turn = 1 - worker.turn if worker.places else 0
+        header = {**order.header, "sent": sent, "turn": turn, "own": worker.memory[turn].put(order.tensors)}
         try:
             worker.connection.send_bytes(json.dumps(header).encode())
         except OSError:
-            self._replace(worker)  # it died idle, which is nobody's fault
+            if not worker.places:
+                self._replace(worker)  # it died idle, which is nobody's fault
             return False
-        worker.place = place
+        worker.places.append(place)
+        worker.turn = turn
         return True
 
     def answering(self, *, block: bool) -> list[Worker]:
         """Return the workers that have answered or died; wait for one if ``block``, not always without a word."""
-        asked = {w.connection: w for w in self.workers if not w.ready or w.place is not None}
+        asked = {w.connection: w for w in self.workers if not w.ready or w.places}
         answers = wait(list(asked), SILENCE if block else 0)
         if block and not answers:
             warn(
@@ -169,7 +182,7 @@ class Pool:
         for worker in found:
             if not worker.ready:
                 self._welcome(worker)
-        return [w for w in found if w.place is not None]
+        return [w for w in found if w.places]
 
     def _welcome(self, worker: Worker) -> None:
         try:
@@ -192,12 +205,12 @@ class Pool:
 
     def reply(self, worker: Worker) -> Packet | str:
         """Return a worker's answer, copied out of its memory; or how it died over its client, and another is starting."""
-        worker.place = None
         try:
             header: dict[str, Any] = json.loads(worker.connection.recv_bytes())
         except (EOFError, OSError):
             return self._replace(worker)
-        return Packet(header, clone(worker.own.take(header["own"])))
+        worker.places.popleft()
+        return Packet(header, clone(worker.memory[header["turn"]].take(header["own"])))
 
     def _replace(self, worker: Worker) -> str:
         code = self._bury(worker)
@@ -214,8 +227,8 @@ class Pool:
 
     def stop_busy(self) -> None:
         """End the workers that are training, e.g. because the round was broken off."""
-        busy = [w for w in self.workers if w.place is not None]
-        self.workers = [w for w in self.workers if w.place is None]
+        busy = [w for w in self.workers if w.places]
+        self.workers = [w for w in self.workers if not w.places]
         for worker in busy:
             worker.end()
 

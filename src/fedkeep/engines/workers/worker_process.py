@@ -1,7 +1,8 @@
 """What runs inside a worker process: it waits for a client's number, trains that client, and answers.
 
-Orders and answers are packets of ``client_packets``: headers travel as JSON, tensors through shared memory, where ``own``
-in a header is their layout. ``sent`` in that of an order is the layout of what all clients are sent, or null.
+Orders and answers are packets of ``client_packets``: headers travel as JSON, tensors through shared memory. Of a header
+``turn`` says in which of the worker's two arenas they lie, and ``own`` how; ``sent`` in that of an order is the layout of
+what all clients are sent, or null.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class WorkerJob:
         return job
 
 
-def serve(connection: Connection, own: Arena, given: WorkerJob, gpu: str = "") -> None:
+def serve(connection: Connection, memory: tuple[Arena, Arena], given: WorkerJob, gpu: str = "") -> None:
     """Answer orders until the parent closes the connection or dies; ``gpu``: the one that it sees, by its name."""
     torch.set_num_threads(1)  # before anything is computed: threads do not survive a fork
     # Ctrl-C reaches every process of a terminal; it is the parent that ends its workers.
@@ -74,7 +75,7 @@ def serve(connection: Connection, own: Arena, given: WorkerJob, gpu: str = "") -
     die_with_parent(given.parent)
     if given.forked:
         end_if_locked()
-        release_inherited(keep={connection.fileno(), own.file, given.sent.file})
+        release_inherited(keep={connection.fileno(), given.sent.file, *(arena.file for arena in memory)})
         gc.freeze()  # the collector shall not touch, and so copy, the parent's memory
     if gpu or not given.forked:
         # Of a GPU that it sees, torch's backward pass would take some memory.
@@ -88,7 +89,7 @@ def serve(connection: Connection, own: Arena, given: WorkerJob, gpu: str = "") -
             order = json.loads(connection.recv_bytes())
         except (EOFError, OSError):
             return
-        reply = answer(job, own, given.sent, order)
+        reply = answer(job, memory[order["turn"]], given.sent, order)
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # what a model prints is not lost when the process is ended
@@ -149,6 +150,6 @@ def answer(job: Job, own: Arena, common: Arena, order: Mapping[str, Any]) -> dic
         # A hook may give back what it was given, which lies where ``put`` writes.
         here = {v.untyped_storage().data_ptr() for v in given.values()}
         again = {n: v.clone() for n, v in found.tensors.items() if v.untyped_storage().data_ptr() in here}
-        return {**found.header, "own": own.put(found.tensors | again)}
+        return {**found.header, "turn": order["turn"], "own": own.put(found.tensors | again)}
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised again in the parent
-        return {**failed(error).header, "own": own.put({})}
+        return {**failed(error).header, "turn": order["turn"], "own": own.put({})}

@@ -72,6 +72,8 @@ HELD_BYTES = 256 << 20
 """Uploads that wait for their turn may take this much before clients are trained in the cohort's order."""
 WINDOW = 4
 """Clients a worker, that training may then be ahead of its turn."""
+AHEAD_BYTES = 8 << 20
+"""What a client gives at most where a worker has the next one's order before it is through, which takes memory for both."""
 
 
 class Workers:
@@ -150,6 +152,7 @@ class _Turns:
         self.done: dict[int, ClientResult | BaseException] = {}
         self.died: set[int] = set()
         self.held = 0
+        self.largest: int | None = None  # of what clients gave
         self.turn = 0
 
     def __iter__(self) -> Iterator[ClientResult]:
@@ -167,9 +170,10 @@ class _Turns:
                 yield result
 
     def _send(self) -> None:
-        for worker in self.pool.idle():
+        for worker in self.pool.free(ahead=self.largest is not None and self.largest <= AHEAD_BYTES):
             place = self._next()
-            if place is None:
+            # The last clients go to whoever is free first.
+            if place is None or (worker.places and len(self.waiting) <= len(self.pool.workers)):
                 return
             each, kept, alike = self.work[place], row(self.kept, place), self.sent is not None
             order = order_packet(each, kept, self.round, self.progress, alike=alike)
@@ -184,11 +188,11 @@ class _Turns:
         return first if first < self.turn + WINDOW * len(self.pool.workers) else None
 
     def _receive(self, worker: Worker) -> None:
-        place = worker.place
-        assert place is not None
+        place, *rest = worker.places
         client = self.clients[place]
         reply = self.pool.reply(worker)
         if isinstance(reply, str):
+            self.waiting[:0] = rest
             if place not in self.died:
                 self.died.add(place)
                 self.waiting.insert(0, place)  # once more, at once
@@ -198,6 +202,7 @@ class _Turns:
             try:
                 result = result_of(reply, self.job.method.split, client)
                 self.held += size(result)
+                self.largest = max(self.largest or 0, size(result))
                 self.done[place] = result
             except BaseException as error:  # noqa: BLE001 - raised when it is this client's turn
                 self.done[place] = error
