@@ -7,6 +7,7 @@ import os
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,8 @@ def test_a_server_holds_three_models_at_most_whatever_the_cohort(
     """
     monkeypatch.setattr(aggregate, "LARGE", 1 << 20)
     make, models = KINDS[kind]
-    assert peak(round_of(make(), cohort)) < models * MODEL + PIECES
+    with aggregate.sums_in_files():
+        assert peak(round_of(make(), cohort)) < models * MODEL + PIECES
 
 
 def test_a_secure_sum_takes_no_more() -> None:
@@ -201,6 +203,7 @@ def reduced(rule: Reduction, uploads: Mapping[str, Upload], skip: int | None = N
 def large(patch: pytest.MonkeyPatch, piece: int = 16) -> None:
     """Let every model count as large, and pieces be few numbers."""
     patch.setattr(aggregate, "LARGE", 0)
+    patch.setattr(aggregate, "IN_FILES", ContextVar("always", default=True))
     for room in (aggregate, values):
         patch.setattr(room, "PIECE", piece)
 
@@ -299,9 +302,19 @@ def test_a_file_that_was_cut_short_is_an_error(monkeypatch: pytest.MonkeyPatch) 
         found.value()
 
 
-def test_a_small_models_sums_go_to_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: pytest.fail("a file was made"))
-    assert reduced(WeightedMean(), clipped_uploads(40))
+@pytest.mark.parametrize("limit", [0, aggregate.LARGE])
+def test_sums_go_to_files_on_a_server_alone_and_of_large_models_alone(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = list[object](), tempfile.TemporaryFile
+    monkeypatch.setattr(aggregate, "LARGE", limit)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **given: made.append(1) or make(**given))
+    here = reduced(WeightedMean(), clipped_uploads(40))
+    assert not made
+    with aggregate.sums_in_files():
+        there = reduced(WeightedMean(), clipped_uploads(40))
+    assert bool(made) == (limit == 0)
+    assert all(torch.equal(value, there[name]) for name, value in here.items())
 
 
 def test_uploads_of_a_large_model_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from fedkeep import simulate
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.records import from_line, to_line
 from fedkeep.core.run_files import read_info
+from fedkeep.methods import aggregate
 from fedkeep.remote import Packet, exchange
 from fedkeep.remote.client_ledger import RunClients
 from fedkeep.remote.fleet import Fleet
@@ -94,6 +95,19 @@ def test_uploads_that_wait_in_a_file_change_no_bit(tmp_path: Path, monkeypatch: 
     assert same_bits(server_of(one / "run"), server_of(other / "run"))
     assert len(filed) >= COHORT
     assert set(asked) == {1}  # of several, each is heard by itself
+
+
+def test_a_servers_sums_of_a_large_model_lie_in_files_and_change_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, made = tmp_path / "one", tmp_path / "other", list[int]()
+    served(Devices(CASE, one, 3), one)
+    room = aggregate.TensorFile
+    monkeypatch.setattr(aggregate, "LARGE", 0)
+    monkeypatch.setattr(aggregate, "TensorFile", lambda: made.append(1) or room())
+    served(Devices(CASE, other, 3), other)
+    assert made
+    assert same_bits(server_of(one / "run"), server_of(other / "run"))
 
 
 def test_two_runs_on_the_same_nodes_do_not_touch_each_other(tmp_path: Path) -> None:

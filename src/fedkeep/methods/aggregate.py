@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
@@ -20,7 +22,18 @@ from fedkeep.split import Upload
 BLOCK = 16
 """Clients of a block: uploads are summed within blocks of neighbours in the order of ids, and blocks in their order."""
 LARGE = 16 << 20
-"""Bytes of parameters above which a round's memory counts: sums then lie in files, and pieces of them in memory."""
+"""Bytes of parameters above which a server's memory counts: its sums then lie in files, and pieces of them in memory."""
+IN_FILES: ContextVar[bool] = ContextVar("sums of large models lie in files", default=False)
+
+
+@contextmanager
+def sums_in_files() -> Iterator[None]:
+    """Let sums of large models lie in files, as on a server; where the clients train, too, it would only cost time."""
+    before = IN_FILES.set(True)
+    try:
+        yield
+    finally:
+        IN_FILES.reset(before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +72,7 @@ class RunningMean:
     that they lose no digits of many clients and neither the order in which uploads come in nor who summed which block
     changes a bit. Integer tensors (counters) are taken from the first upload.
 
-    Of a large model the server holds an upload; sums, which take twice as much, lie in temporary files.
+    Of a large model a server holds an upload; sums, which take twice as much, lie in temporary files (``sums_in_files``).
 
     A table of which clients hold different rows (KTEPS §4.2, Remark 3) is averaged row by row: a client that lacks a
     row counts with no change, or not at all (``"owners_only"``).
@@ -77,7 +90,7 @@ class RunningMean:
     ) -> None:
         self.start, self.owners_only = start, missing_rows == "owners_only"
         self.places = None if cohort is None else {client: k for k, client in enumerate(sorted(cohort))}
-        self.large = sum(v.nbytes for v in start.values()) > LARGE
+        self.large = IN_FILES.get() and sum(v.nbytes for v in start.values()) > LARGE
         self._total = self.empty()
         self._blocks: dict[int, Block] = {}
         self._next = 0  # the first block that is not in the total

@@ -28,6 +28,7 @@ from fedkeep.experiments.drive import Drive
 from fedkeep.experiments.run_directory import RunDirectory, new_run_id, read_info
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.methods import Method, SecureMean, newest
+from fedkeep.methods.aggregate import sums_in_files
 from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.remote import fingerprint
 from fedkeep.remote.attendance import attendance_of, dropped_from
@@ -144,7 +145,7 @@ def serve_run(
             out=out,
             only=only,
         )
-    with closing(_Serving(federation, transport, out, patience, poll, again)) as serving:
+    with sums_in_files(), closing(_Serving(federation, transport, out, patience, poll, again)) as serving:
         serving.begin(goes_on)
         return serving.finish(only) if only else serving.run(pause, keep_rounds, progress)
 
