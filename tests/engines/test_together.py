@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ STOPPING = FURL.on_client(
         (Wide(20_000), FURL, 30, False),  # 640 kB of parameters
         (Wide(6_000), FURL, 30, False),  # 190 kB, but with gradients and activations 900
         (Logits(), STOPPING, 30, False),
-        (Renormed(), FURL, 30, False),
+        (Renormed(), FURL, 10, False),  # 2.4 times as fast, by the model of costs
+        (Renormed(), FURL, 30, True),  # 4.7 times
         (Logits(), methods.furl("user", local=Phase(batch_size=4, loss=Judged())), 30, False),
     ],
 )
@@ -102,6 +104,14 @@ def test_what_is_small(model: nn.Module, method: Any, cohort: int, chosen: bool)
     assert (reason is not None) == chosen
     if chosen:
         assert reason == f"clients are small, and of {cohort} about {cohort} take each step at once"
+
+
+def test_torchs_word_on_what_it_computes_client_by_client_is_not_passed_on() -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run = simulate(Renormed(), FURL, MANY, rounds=1, cohort=30)
+    assert run.engine == "vectorised"
+    assert [str(one.message) for one in said if "batching rule" in str(one.message)] == []
 
 
 def test_a_large_model_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:

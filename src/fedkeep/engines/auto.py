@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -229,11 +230,17 @@ def as_one_program(job: Job, cohort: int) -> str | None:
             return None
         cohort = min(cohort, ENOUGH)
         wide = width(job, cohort)
-        if wide < WIDE or Vectorised.tried(job) != (None, False):
+        if wide < WIDE:
             return None
+        refused, one_by_one = Vectorised.tried(job)
+        if refused is not None:
+            return None
+        if one_by_one:  # torch's word to its developers, of which a user can make nothing
+            warnings.filterwarnings("ignore", "There is a performance drop .* the batching rule", UserWarning)
         at_once, step = room(job), step_cost(job, largest)
         together = min(wide, at_once)
-        if together < WIDE or times_faster(step, together) < WORTHWHILE:
+        # What an operation takes that torch computes client by client is not known.
+        if together < WIDE or times_faster(step, together) < WORTHWHILE * (2 if one_by_one else 1):
             return None
         if not step.measured and (_least_bytes(job, largest) > SMALL or at_once < CPU_BYTES // SMALL):
             return None
