@@ -9,7 +9,7 @@ order is reversed at every other turn. Told are seconds by the clock and of proc
 workers), each turn's ratios as quartiles, and whether ``auto`` chose an engine within 10 % of the best one. The claim:
 for every model the upper quartile over the better plain loop is at least 1.0, the median of all models is at least 1.5,
 and each is at least 0.9 of the ceiling. Rows of this commit that the file has are not measured again; with ``--minutes``
-no row begins later.
+no row begins later. A model whose package is not there is left out, and said to be.
 """
 
 from __future__ import annotations
@@ -194,6 +194,11 @@ def main() -> None:
             if time.monotonic() - began > 60 * options.minutes:
                 print(f"{name}: no time is left")
                 break
+            try:
+                ALL[name].module()
+            except ModuleNotFoundError as missing:
+                print(f"{name}: left out, there is no {missing.name}")
+                continue
             try:
                 known[name] = measured(name, contenders, options.turns)
             except ContenderError as error:
