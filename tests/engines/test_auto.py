@@ -12,6 +12,7 @@ import torch
 
 from fedkeep import Phase, methods, simulate
 from fedkeep.engines import Auto, Choice, Sequential, auto, client_step, run_round
+from fedkeep.engines import round as round_room
 from fedkeep.engines.auto import known_beforehand
 from fedkeep.engines.workers.pool import start_method
 from fedkeep.engines.workers.workers import one_thread
@@ -199,6 +200,23 @@ def test_training_takes_one_thread_before_and_after(monkeypatch: pytest.MonkeyPa
     assert bits(run.server["linear.weight"]) == bits(
         simulate(Logits(), FURL, DATA, rounds=1, cohort=3, engine="sequential").server["linear.weight"]
     )
+
+
+@pytest.mark.parametrize(("small", "threads"), [(16 << 20, 1), (0, 2)])
+def test_a_server_takes_one_thread_for_a_small_model(
+    small: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(round_room, "SMALL", small)
+    seen = threads_noted(monkeypatch, round_room, "updated")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run = simulate(Logits(), FURL, DATA, rounds=2, cohort=3, engine="sequential")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert run.engine == "sequential"
+    assert seen == [threads] * 2
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])

@@ -15,7 +15,7 @@ from fedkeep.core.errors import FailedError, LateError, MethodError, RoundError
 from fedkeep.core.params import Params, nbytes, prefixed
 from fedkeep.engines import Answer, Device, Order, RoundReport
 from fedkeep.engines.faults import Fault, Faults
-from fedkeep.engines.round import Received, report_of, take, updated, with_links
+from fedkeep.engines.round import Received, enough_threads, report_of, take, updated, with_links
 from fedkeep.methods import Global, Method
 from fedkeep.methods.hook_checks import UPLOAD
 from fedkeep.remote.exchange import Exchange
@@ -111,7 +111,8 @@ class Buffered:
         for client in sorted(uploads):
             reduction.add(client, uploads[client])
         if sum(received.weights.values()) > 0:
-            server = updated(method, server, reduction.value())
+            with enough_threads(start):
+                server = updated(method, server, reduction.value())
             links = method.chain().update(server.links, received.reports, len(received.weights))
             server = server.but(links=links)
         device.accept(received.shares)
