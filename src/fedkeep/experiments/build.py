@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_type_hints
 
 import torch
 from torch import nn
@@ -94,15 +94,13 @@ __all__ = [
     "with_head_named",
 ]
 
-LOCAL: dict[str, Any] = {
-    "epochs": int,
-    "batch_size": int,
-    "merge_single": bool,
-    "clip_norm": float | None,
-    "clip_over": Literal["all", "halves"],
+LOCAL = {
+    name: kind
+    for name, kind in get_type_hints(Phase).items()
+    if name in ("epochs", "batch_size", "merge_single", "clip_norm", "clip_over")
 }
 """Keys of a method's table that its local phase is made of, beside ``loss`` and ``optimizer``."""
-SERVER: dict[str, Any] = {"weighting": Literal["examples", "uniform"]}
+SERVER: dict[str, Any] = {"weighting": get_type_hints(WeightedMean)["by"]}
 """Likewise of its server, beside ``server_optimizer``."""
 
 MODELS: dict[str, type[nn.Module]] = {
