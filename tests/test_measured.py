@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,11 @@ def test_speed() -> None:
     assert f"{min(lstm):.0f} to {max(lstm):.0f} times" in readme
     assert f"for 10 to 160 clients; convolutions {images[0]:.0f} times" in readme
     check_line(PAGE, r"median of twelve is (\d\.\d)", results("own-models")["median"])
+    rows = [row["over_better_plain"] for row in results("own-clock")["rows"]]
+    slower = sum(highest < 1 for _, _, highest in rows)
+    middle = statistics.median(median for _, median, _ in rows)
+    said = r"are (\S+) times as fast as the better of two plain loops on two cores \(median of (\d+)\), (\d+) are slower"
+    check_line(PAGE, said, middle, len(rows), slower)
 
 
 def test_faults() -> None:
