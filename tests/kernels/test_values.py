@@ -100,6 +100,32 @@ def test_tensors_with_gaps_and_of_other_types_are_summed_too(level) -> None:
     assert values.is_finite(torch.ones(0))
 
 
+def test_hand_computed_sums_of_rows(level) -> None:
+    """Rows 0 and 2 get more, row 3 is the first of whatever is there; row 1 stays."""
+    sums = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [math.nan, 7.0]], dtype=torch.float64)
+    given = torch.tensor([[1.0, -1.0], [0.5, 0.0], [-0.0, 2.0]])
+    values.fold_rows(sums, torch.tensor([2, 0, 3]), given, 2.0, 3)
+    assert sums.tolist() == [[2.0, 2.0], [3.0, 4.0], [7.0, 4.0], [0.0, 4.0]]
+    assert not torch.signbit(sums[3]).any()
+
+
+@pytest.mark.parametrize("weight", [1.0, 37.0, 0.3, float(values.WHOLE)])
+@pytest.mark.parametrize("kind", [*KINDS, torch.float16])
+@pytest.mark.parametrize("shape", [(7,), (5, 3), (6, 2, 9), (4, 0), (0, 8)])
+def test_sums_of_rows_are_those_of_pytorch(level, shape, kind, weight) -> None:
+    rows, generator = shape[0], torch.Generator().manual_seed(0)
+    given = torch.randn(shape, generator=generator, dtype=torch.float64).to(kind)
+    sums = torch.randn((2 * rows, *shape[1:]), generator=generator, dtype=torch.float64)
+    places = torch.randperm(2 * rows, generator=generator)[:rows]
+    wanted = sums.clone()
+    wanted[places[places >= rows]] = 0
+    wanted.index_add_(0, places, given.double(), alpha=weight)
+    values.fold_rows(sums, places, given, weight, rows)
+    assert torch.equal(sums, wanted)
+    values.fold_rows(sums, places, given.mT.contiguous().mT if given.dim() > 1 else given, weight, 2 * rows)
+    assert torch.equal(sums, wanted.index_add_(0, places, given.double(), alpha=weight))
+
+
 @pytest.mark.skipif(not status().native, reason=str(status()))
 def test_threads_change_no_bit() -> None:
     before, found = torch.get_num_threads(), []
@@ -108,6 +134,9 @@ def test_threads_change_no_bit() -> None:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             found.append(fold(None, x, 0.3, y, 0.7))
+            rows = torch.zeros(len(x), 1, dtype=torch.float64)
+            values.fold_rows(rows, torch.arange(len(x)).flip(0), x.view(-1, 1), 3.0, 9)
+            assert torch.equal(rows.view(-1), 3.0 * x.double().flip(0))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)

@@ -59,7 +59,7 @@ VALUES = (
         "weight",
         "held_weight",
     ),
-    "mean",
+    *("mean", "places", "width"),
 )
 _FIELDS = {
     "recurrent": RECURRENT,

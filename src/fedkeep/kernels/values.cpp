@@ -68,9 +68,21 @@ template <class T> FK_INLINE void divide(const double* sum, double w, T* mean, i
     for (; i < n; i++) mean[i] = (T)(sum[i] / w);
 }
 
+template <class T> void fold_rows(const Call& c, i64 first, i64 n) {
+    for (i64 i = first; i < first + n; i++) {
+        double* sum = c.sum + c.places[i] * c.width;
+        const T* x = (const T*)c.given + i * c.width;
+        if (c.places[i] >= c.fresh)
+            fold<T, ZEROS>(sum, x, c.weight, nullptr, 0, c.width);
+        else
+            fold<T, SUM>(sum, x, c.weight, nullptr, 0, c.width);
+    }
+}
+
 template <class T> void run(Job& job, int phase, i64 task) {
     const Call& c = *job.call;
     const i64 first = task * BLOCK, n = least(BLOCK, c.N - first);
+    if (phase == FOLD_ROWS) return fold_rows<T>(c, first, n);
     const T *given = (const T*)c.given + first, *held = (const T*)c.held + first;
     if (phase == FINITE) {
         if (!finite(given, n)) __atomic_store_n(&job.bad, 1, __ATOMIC_RELAXED);

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedkeep.kernels import native
 
-FINITE, FOLD, MEAN = range(3)  # Phase in values.h
+FINITE, FOLD, MEAN, FOLD_ROWS = range(4)  # Phase in values.h
 FORMS = {(plain, True, kind) for plain in native.PLAIN for kind in (torch.float32, torch.float64)}
 _form = attrgetter("__class__", "is_cpu", "dtype")
 FEW, WHOLE = 1 << 16, 1 << 29
@@ -35,7 +35,7 @@ def exact(value: Tensor) -> torch.dtype:
 def is_finite(values: Tensor) -> bool:
     """Tell whether no number of a floating-point tensor is NaN or infinite."""
     if _lies(values) and native.available():
-        return not _call(FINITE, values.dtype, values.numel(), values.data_ptr(), *[0] * 6)
+        return not _call(FINITE, values.dtype, values.numel(), values.data_ptr(), *[0] * 8)
     # A finite sum has only finite summands, and is cheaper than looking at each of them.
     return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
 
@@ -65,7 +65,7 @@ def fold(summands: Iterable[Summand]) -> list[Tensor]:
         sums.append(found)
         if takes:
             places = map(native.address, (given, held, found))
-            _call(FOLD, given.dtype, given.numel(), *places, total is None, weight, share, 0)
+            _call(FOLD, given.dtype, given.numel(), *places, total is None, weight, share, *[0] * 3)
             continue
         for each, w in ((held, share), (given, weight)):
             if each is not None:
@@ -74,12 +74,34 @@ def fold(summands: Iterable[Summand]) -> list[Tensor]:
     return sums
 
 
+def fold_rows(sums: Tensor, places: Tensor, given: Tensor, weight: float, fresh: int) -> None:
+    """Add rows, times their weight, to rows of sums in double precision.
+
+    Args:
+        sums: (any, *shape), contiguous; changed in place.
+        places: (rows,) int64, all different: which row of ``sums`` each goes to.
+        given: (rows, *shape).
+        weight: of all rows.
+        fresh: from this row on sums are taken as zeros, whatever is there.
+    """
+    exactly = (
+        given.dtype == torch.float32 and weight % 1 == 0 and weight < WHOLE
+    )  # else PyTorch may round otherwise
+    if exactly and _lies(given) and _lies(sums) and places.is_contiguous() and native.available():
+        at = map(native.address, (given, None, sums))
+        width = given[:1].numel()
+        _call(FOLD_ROWS, given.dtype, len(given), *at, fresh, weight, 0.0, 0, native.address(places), width)
+        return
+    sums[places[places >= fresh]] = 0
+    sums.index_add_(0, places, given.to(sums.dtype), alpha=weight)
+
+
 def mean(total: Tensor, weight: float, kind: torch.dtype) -> Tensor:
     """Return a sum in double precision divided by a weight, in another floating type."""
     found = torch.empty_like(total, dtype=kind)
     if _lies(total) and _lies(found) and native.available():
         place = native.address(found)
-        _call(MEAN, kind, found.numel(), place, 0, native.address(total), False, weight, 0.0, place)
+        _call(MEAN, kind, found.numel(), place, 0, native.address(total), False, weight, 0.0, place, 0, 0)
         return found
     for part, sums in pieces(found, total):
         part.copy_(sums / weight)

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkeep.core.errors import UploadError, refused_upload
 from fedkeep.core.params import SERVER, Params, State, under
 from fedkeep.core.tensor_file import Filed, TensorFile
-from fedkeep.kernels.values import PIECE, Summand, exact, fold, mean, pieces
+from fedkeep.kernels.values import PIECE, Summand, exact, fold, fold_rows, mean, pieces
 from fedkeep.privacy.dp import scaled
 from fedkeep.split import Upload
 
@@ -267,7 +267,7 @@ class Sums:
                 for some, part in by_rows(rows, delta):
                     if name in factors:
                         part = scaled(part, factors[name])
-                    self._sum_rows(name, start, some, part.to(exact(start)), weight)
+                    self._sum_rows(name, start, some, part, weight)
                 if self.owners_only:
                     self._hold(name, start)
                     self._held[name][rows] += weight
@@ -388,9 +388,11 @@ class Sums:
 
     def _sum_rows(self, name: str, start: Tensor, rows: Tensor, change: Tensor, weight: float) -> None:
         if self._is_whole(name):
-            self.whole(name).index_add_(0, rows, change, alpha=weight)
+            fold_rows(self.whole(name), rows, change, weight, len(start))
         else:
-            self._rows.setdefault(name, RowSums(start)).add(rows, change, weight)
+            if name not in self._rows:
+                self._rows[name] = RowSums(start)
+            self._rows[name].add(rows, change, weight)
 
     def mean(self) -> Reduced:
         """Return the means, tables cut to the rows that any client sent.
@@ -489,15 +491,17 @@ class RowSums:
 
     def add(self, rows: Tensor, values: Tensor, weight: float) -> None:
         """Add rows; their numbers are all different."""
-        new = rows[self.place[rows] < 0]
-        end = self.count + len(new)
+        places = self.place[rows]
+        new = places < 0
+        end = self.count + int(new.sum())
         if end > len(self.sums):
             before, size = self.sums, max(end, min(2 * end, len(self.place)))
-            self.sums = before.new_zeros((size, *before.shape[1:]))
-            self.sums[: len(before)] = before
-        self.place[new] = torch.arange(self.count, end, device=self.place.device)
+            self.sums = before.new_empty((size, *before.shape[1:]))
+            self.sums[: self.count] = before[: self.count]
+        places[new] = torch.arange(self.count, end, device=places.device)
+        self.place[rows] = places
+        fold_rows(self.sums, places, values, weight, self.count)
         self.count = end
-        self.sums.index_add_(0, self.place[rows], values, alpha=weight)
 
     def rows(self) -> Tensor:
         """Return the numbers of the rows, (rows,) int64, ascending."""
