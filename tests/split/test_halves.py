@@ -137,6 +137,7 @@ ONLY_FROZEN = (
             "haed.bias",
             {"said": "The frozen pattern 'haed.bias' matches no parameter of"},
         ),
+        ("haed.*", (), {"said": "matches no parameter of Everything. Did you mean 'head.*'?"}),
         (
             "head.*",
             "*.bias",

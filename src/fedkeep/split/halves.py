@@ -196,10 +196,11 @@ def _no_match(module: nn.Module, pattern: str, tensors: Mapping[str, Tensor], ha
             **about,
         )
     there = f" Its parameters are {list(tensors)}; a pattern is a name, or one with *."
+    layers = dict.fromkeys(f"{name[:i]}.*" for name in tensors for i, sign in enumerate(name) if sign == ".")
     return SplitError(
         "The {half} pattern {pattern!r} matches no parameter of {module}.{instead}{key}",
         **about,
-        instead=did_you_mean(pattern, tensors) or there,
+        instead=did_you_mean(pattern, [*tensors, *layers]) or there,
         key=" In a configuration it is method.private." * (half == "private"),
     )
 
