@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.commands import call, succeeded
-from tests.documents import ROOT, blocks, fedkeep_commands, run_python
+from tests.documents import FENCE, ROOT, blocks, fedkeep_commands, run_python
 from tests.notebooks import NOTEBOOKS, run_notebook
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -57,6 +57,15 @@ def test_the_commands_of_a_page_are_understood(page: Path) -> None:
         command = words[: 1 + (words[0] in GROUPS)] if words[0] != "--version" else []
         known = set(re.findall(r"--[a-z][a-z-]*", help_of(*command)))
         assert {w.split("=")[0] for w in words if w.startswith("--")} <= known, words
+
+
+def test_calls_in_the_text_of_pages_need_no_further_import() -> None:
+    texts = [FENCE.sub("", page.read_text(encoding="utf-8")) for page in WITH_COMMANDS]
+    called = sorted({name for text in texts for name in re.findall(r"`[^`]*?\b(fedkeep(?:\.\w+)+)\(", text)})
+    assert called
+    words = [sys.executable, "-c", "\n".join(["import fedkeep", *called])]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_command_stands_in_the_documents() -> None:
