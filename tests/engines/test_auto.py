@@ -17,6 +17,7 @@ from fedkeep.engines.auto import known_beforehand
 from fedkeep.engines.workers.pool import start_method
 from fedkeep.engines.workers.workers import one_thread
 from fedkeep.experiments.simulate import make_engine
+from fedkeep.methods import aggregate
 from tests.engines.vectorised.cohorts import Judged
 from tests.tiny import Logits, Rounds, bits, classes, everyone, job, same_bits, threads_noted
 
@@ -202,11 +203,11 @@ def test_training_takes_one_thread_before_and_after(monkeypatch: pytest.MonkeyPa
     )
 
 
-@pytest.mark.parametrize(("small", "threads"), [(16 << 20, 1), (0, 2)])
+@pytest.mark.parametrize(("large", "threads"), [(aggregate.LARGE, 1), (0, 2)])
 def test_a_server_takes_one_thread_for_a_small_model(
-    small: int, threads: int, monkeypatch: pytest.MonkeyPatch
+    large: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_room, "SMALL", small)
+    monkeypatch.setattr(aggregate, "LARGE", large)
     seen = threads_noted(monkeypatch, round_room, "updated")
     before = torch.get_num_threads()
     torch.set_num_threads(2)

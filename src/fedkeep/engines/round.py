@@ -28,14 +28,12 @@ from fedkeep.core.seeds import numpy_generator, stream
 from fedkeep.engines.device import Answer, Device, Order, paired
 from fedkeep.engines.faults import Fault, Faults
 from fedkeep.engines.workers.workers import one_thread
-from fedkeep.methods import Global, Method, Optimize, Reduced, Sent
+from fedkeep.methods import Global, Method, Optimize, Reduced, Sent, aggregate
 from fedkeep.methods.hook_checks import UPLOAD, called, check_tensors
 from fedkeep.privacy import Chain
 from fedkeep.split import Upload, check_rows, check_upload
 
 Sampling = Literal["shuffled", "independent", "poisson"]
-SMALL = 16 << 20
-"""Bytes of parameters of which the server's step takes one thread."""
 
 
 @dataclass(frozen=True)
@@ -273,9 +271,8 @@ def run_round(
     if total > 0 or method.server.reduce.counts_empty:
         with enough_threads(start):
             reduced = reduction.value()
-            del (
-                reduction
-            )  # its sums are large: they go before the server has its next parameters beside the old
+            # Its sums are large: they go before the server has its next parameters beside the old.
+            del reduction
             server = updated(method, server, reduced)
             del reduced
         server = server.but(links=chain.update(server.links, received.reports, len(received.weights)))
@@ -383,12 +380,12 @@ def decode(
 
 
 def enough_threads(params: Params) -> AbstractContextManager[object]:
-    """Let a server compute with one thread, unless its parameters are large.
+    """Let a server compute with one thread, unless its parameters are large (``aggregate.LARGE``).
 
-    Two threads save it 2 ms at most of smaller ones (``SMALL``), and where other programs have the cores, too, one waits
-    for the other: up to 170 ms were measured on two cores.
+    Two threads save it 2 ms at most of smaller ones, and where other programs have the cores, too, one waits for the
+    other: up to 170 ms were measured on two cores.
     """
-    return one_thread() if nbytes(params) <= SMALL else nullcontext()
+    return one_thread() if nbytes(params) <= aggregate.LARGE else nullcontext()
 
 
 def updated(method: Method, server: Global, reduced: Reduced) -> Global:

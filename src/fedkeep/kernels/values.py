@@ -84,10 +84,9 @@ def fold_rows(sums: Tensor, places: Tensor, given: Tensor, weight: float, fresh:
         weight: of all rows.
         fresh: from this row on sums are taken as zeros, whatever is there.
     """
-    exactly = (
-        given.dtype == torch.float32 and weight % 1 == 0 and weight < WHOLE
-    )  # else PyTorch may round otherwise
-    if exactly and _lies(given) and _lies(sums) and places.is_contiguous() and native.available():
+    exact_products = given.dtype == torch.float32 and weight % 1 == 0 and weight < WHOLE
+    # Of other products PyTorch may round otherwise.
+    if exact_products and _lies(given) and _lies(sums) and places.is_contiguous() and native.available():
         at = map(native.address, (given, None, sums))
         width = given[:1].numel()
         _call(FOLD_ROWS, given.dtype, len(given), *at, fresh, weight, 0.0, 0, native.address(places), width)
