@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import checkpoint
 
-from fedkeep.core.modes import AsAlone, EagerMode, Sized
+from fedkeep.core.modes import OTHER, REENTRANT, AsAlone, EagerMode, Keeping, Sized
 from fedkeep.core.net import Net, PooledNet
 
 
@@ -137,3 +138,21 @@ def test_pooled_private_tables_leave_padding_alone(padding_idx: int, functional:
     torch.testing.assert_close(*slopes)
     assert not slopes[0][:, padding_idx].any()
     assert slopes[0].any()
+
+
+@pytest.mark.parametrize("kinds", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("nested", [False, True])
+def test_torchs_checkpoints_are_back_when_the_last_of_several_contexts_ends(
+    kinds: tuple[bool, bool], nested: bool
+) -> None:
+    """Threads that train side by side end theirs in any order."""
+    before = {name: vars(checkpoint)[name] for name in (REENTRANT, OTHER)}
+    one, other = map(Keeping, kinds)
+    one.__enter__()
+    other.__enter__()
+    first, last = (other, one) if nested else (one, other)
+    first.__exit__()
+    assert vars(checkpoint)[REENTRANT] is not before[REENTRANT]
+    assert (vars(checkpoint)[OTHER] is before[OTHER]) == (OTHER not in last.names)
+    last.__exit__()
+    assert {name: vars(checkpoint)[name] for name in before} == before

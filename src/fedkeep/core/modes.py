@@ -10,8 +10,10 @@ moves the ids to where their table lies, but not ``padding_idx``: of all rows of
 from __future__ import annotations
 
 import math
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -157,23 +159,36 @@ class Keeping:
 
     ``torch.utils.checkpoint`` runs a part of the model again in the backward pass. By then other values may stand in the
     module, and the re-entrant kind takes no ``torch.autograd.grad``, which is how fedkeep computes gradients. A
-    checkpoint changes no result; it saves memory, which is then not saved.
+    checkpoint changes no result; it saves memory, which is then not saved. Threads may train side by side, so contexts
+    need not end in the order in which they began: the last one to end puts torch's functions back.
 
     Args:
         reentrant: only those of the re-entrant kind.
     """
 
+    _lock: ClassVar = threading.Lock()
+    _inside: ClassVar = Counter[str]()
+    _torchs: ClassVar = dict[str, Any]()
+
     def __init__(self, reentrant: bool = False) -> None:
-        self.reentrant = reentrant
+        others = () if reentrant else (OTHER, *({f"{OTHER}_impl"} & vars(checkpoint).keys()))
+        self.names = (REENTRANT, *others)
 
     def __enter__(self) -> None:
         module = vars(checkpoint)  # what its function looks up there
-        others = () if self.reentrant else (OTHER, *({f"{OTHER}_impl"} & module.keys()))
-        self.before = {name: module[name] for name in (REENTRANT, *others)}
-        module.update({name: _Called if name == REENTRANT else _nothing for name in self.before})
+        with self._lock:
+            for name in self.names:
+                if not self._inside[name]:
+                    self._torchs[name] = module[name]
+                    module[name] = _Called if name == REENTRANT else _nothing
+                self._inside[name] += 1
 
     def __exit__(self, *error: object) -> None:
-        vars(checkpoint).update(self.before)
+        with self._lock:
+            for name in self.names:
+                self._inside[name] -= 1
+                if not self._inside[name]:
+                    vars(checkpoint)[name] = self._torchs[name]
 
 
 class _Called:
