@@ -67,6 +67,8 @@ def test_a_pattern_without_match_is_an_error_with_a_suggestion() -> None:
 def test_storage_tied_across_the_halves_is_refused() -> None:
     with raises(SplitError, own="head.weight", rest="federated", theirs="body.weight", module_type="Tied"):
         Split("head.*").check(Tied())
+    with raises(SplitError, own="head.weight", rest="federated", theirs="body.weight", module_type="Tied"):
+        Split("head.*").table(Tied())
 
     Split("head.bias").check(Tied())
     Split("*").check(Tied())

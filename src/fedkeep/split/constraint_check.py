@@ -100,7 +100,6 @@ def check_split(
     """
     check_kind("model", model, nn.Module, "a torch.nn.Module")
     check_kind("split", split, Split, "a split, e.g. fedkeep.Split(['head.*'])")
-    split.check(model)
     table, halves, net = split.table(model), split.halves(model), Net(model)
     equations = len(batches) > 1 and bool(halves.private_names)
     if joint is None and loss is not None:

@@ -187,8 +187,9 @@ class Split:
         ``half`` is ``"private"``, ``"federated"`` or ``"frozen"``; ``kind`` is ``"parameter"`` or ``"buffer"``.
 
         Raises:
-            SplitError: as for ``halves``.
+            SplitError: as for ``check``: a model that no run takes has no table.
         """
+        self.check(module)
         halves = self.halves(module)
         parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         return [
