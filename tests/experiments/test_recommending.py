@@ -208,6 +208,14 @@ def test_a_run_and_a_comparison_rank_all_items_where_the_configuration_asks(tmp_
     test = runs[0].data.split_rows("test")
     liked = sum(map(len, runs[0].full_ranking(ks=(1,), liked=4).ranks.values()))
     assert 0 < liked < len(test) < len(stars)
+    every = sum(map(len, runs[0].full_ranking(ks=(1,), liked=-math.inf).ranks.values()))
+    for run in (runs[0], runs[0].last):  # without ks and liked they are the configuration's
+        mine, same = run.full_ranking(), run.full_ranking(ks=(10,), liked=4)
+        assert (mine.metrics, mine.ranks) == (same.metrics, same.ranks)
+    for more, count in (((), liked), (("--liked", "0"), every)):
+        told = succeeded(call("recommend", out / "runs" / "furl-0", "--data", tmp_path, *more))
+        assert f"{count} items of " in " ".join(told.output.split())
+    assert liked < every
     trained = (out / "runs" / "furl-0" / "timings.jsonl").read_bytes()
     succeeded(call(*asked, "--set", "ranking.ks=[3]"))
     assert (out / "runs" / "furl-0" / "timings.jsonl").read_bytes() == trained  # the runs are there already

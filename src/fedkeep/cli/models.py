@@ -186,7 +186,10 @@ def recommend(
     ] = "test",
     liked: Annotated[
         float | None,
-        typer.Option("--liked", help="Of ratings, the least that counts; by default each rated item does."),
+        typer.Option(
+            "--liked",
+            help="Of ratings, the least that counts; by default that of the run's [ranking], or each.",
+        ),
     ] = None,
     round: RoundOption = "best",
     data: DataOption = None,

@@ -5,6 +5,7 @@ Source: FURL, §5 (Figures 4 and 5, the cost of aggregation) and §6 (users with
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -285,14 +286,13 @@ def add_ranking(run: Run, asked: Ranking) -> None:
         ConfigError, DataError, MethodError: as for ``full_ranking``.
     """
     assert run.folder is not None
-    found = run.full_ranking("test", ks=asked.ks, liked=asked.liked)
+    least = -math.inf if asked.liked is None else asked.liked  # whatever the run's own configuration says
+    found = run.full_ranking("test", ks=asked.ks, liked=least)
     popular = Popular(run.data)
     known = full_ranking(
         run.data, run.clients, lambda _: popular, "test", ks=asked.ks, liked=asked.liked
     ).metrics
     note = f"On test: {found.told} Items with the same score stand before it."
-    if asked.liked is not None:
-        note += f" Of ratings, {asked.liked:g} and more count."
     analysis = {
         "title": "All items ranked",
         "note": note,

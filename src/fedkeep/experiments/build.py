@@ -43,6 +43,7 @@ from fedkeep.experiments.config_tables import check_options
 from fedkeep.experiments.continuing import Before, Origin, encoding_in
 from fedkeep.experiments.personalize.fine_tuning import add_curve, check_task
 from fedkeep.experiments.plugins import Offered, imported, is_own, says_it_returns
+from fedkeep.experiments.recommending import USUAL
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.simulate import Simulation, divided
@@ -547,6 +548,7 @@ def simulation_of(
         config=asked.model_dump(),
         config_text=text,
         data_folder=folder,
+        ranking=config.ranking or USUAL,
     )
 
 

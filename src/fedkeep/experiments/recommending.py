@@ -60,6 +60,10 @@ class Ranking:
                 raise DataError("No user has an item in test that counts and that it has not seen before.")
 
 
+USUAL = Ranking(KS)
+"""Of a run whose configuration says nothing of a ranking."""
+
+
 @dataclass(frozen=True)
 class FullRanking:
     """How items that clients took stand among all that they had not seen.
@@ -72,6 +76,7 @@ class FullRanking:
         cold_items: how many of the items are in no client's training examples; they are ranked too.
         cold_recall: which share of them is among the largest k; NaN where there is none.
         cold_clients: how many of the clients have no training example.
+        liked: of ratings, the least that counted as taken; None: every rated item did.
     """
 
     metrics: dict[str, float]
@@ -80,6 +85,7 @@ class FullRanking:
     cold_items: int
     cold_recall: float
     cold_clients: int
+    liked: float | None = None
 
     @property
     def told(self) -> str:
@@ -90,6 +96,8 @@ class FullRanking:
             said += f" {self.cold_items:,} of the items nobody had in training: {self.cold_recall:.1%} of these are found."
         if self.cold_clients:
             said += f" {self.cold_clients:,} of the users have no training example."
+        if self.liked is not None:
+            said += f" Of ratings, {self.liked:g} and more count."
         return said
 
 
@@ -147,6 +155,7 @@ def full_ranking(
         cold_items=len(cold),
         cold_recall=float(np.mean([rank <= max(ks) for rank in cold])) if cold else float("nan"),
         cold_clients=sum(train[data.index(name)] == 0 for name in found),
+        liked=None if liked == -np.inf else liked,
     )
 
 

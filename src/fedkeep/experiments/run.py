@@ -36,7 +36,7 @@ from fedkeep.engines.use import Predicted, as_module, encoding_of
 from fedkeep.experiments.new_rows import predict_rows
 from fedkeep.experiments.personalize.adapting import fits_in, let_adapt
 from fedkeep.experiments.personalize.kept import write_fitted
-from fedkeep.experiments.recommending import KS, FullRanking, full_ranking, recommended
+from fedkeep.experiments.recommending import USUAL, FullRanking, Ranking, full_ranking, recommended
 from fedkeep.methods import Global, Kept, Method, Sent
 from fedkeep.methods.base import Recalls
 from fedkeep.store import Default, MemoryStore, PrivateStore
@@ -118,6 +118,7 @@ class Run:
         examples: each test example's result at the round that was best on ``valid``; None where there is none.
         base: what the server had then; ``server``, ``state`` and ``round`` go before its own.
         metrics: what ``simulate`` was told to measure beside the usual.
+        ranking: how the run's configuration ranks all items; see ``full_ranking``.
         published: of a run whose server is elsewhere, what that sends by client's id, or ``ALL`` alike; None: it is here.
         fitted: by client's id, what is its own since it adapted after the rounds.
         stopped: by the ids of these, the pass that each phase with early stopping kept (0: none).
@@ -144,6 +145,7 @@ class Run:
     examples: ExampleResults | None = None
     base: Global = field(default_factory=lambda: Global(params={}))
     metrics: tuple[str, ...] = ()
+    ranking: Ranking = USUAL
     published: Mapping[str, Sent] | None = None
     fitted: dict[str, Params] = field(default_factory=dict, init=False, repr=False)
     stopped: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
@@ -550,15 +552,29 @@ class Run:
         self,
         split: str = "test",
         *,
-        ks: Sequence[int] = KS,
+        ks: Sequence[int] | None = None,
         liked: float | None = None,
         clients: Iterable[str | int] | None = None,
         stage: Stage = "own",
     ) -> FullRanking:
-        """Return how a split's items stand among all; see ``experiments.recommending.full_ranking``."""
+        """Return how a split's items stand among all; see ``experiments.recommending.full_ranking``.
+
+        Args:
+            split: ``valid`` or ``test``.
+            ks: lengths of lists; None: those of the run's configuration (``ranking.ks``), else 5, 10 and 20.
+            liked: of ratings, the least that counts; None: that of the configuration (``ranking.liked``), if it has
+                one. −inf: every rated item does.
+            clients: their ids; by default all that take part in federation.
+            stage: which of their models, see ``Stage``.
+
+        Raises:
+            ConfigError, DataError, MethodError: as there.
+        """
         members, models = self.members(clients), partial(self.model, stage=stage)
         if stage == "own":
             self._finish(members)
+        ks = self.ranking.ks if ks is None else ks
+        liked = self.ranking.liked if liked is None else liked
         return full_ranking(self.data, members, models, split, ks=ks, liked=liked)
 
     def export(

@@ -56,6 +56,7 @@ from fedkeep.experiments.continuing import ENCODING, Before, Origin, sizes_of
 from fedkeep.experiments.drive import Drive, in_use
 from fedkeep.experiments.environment import check_device, warn_of_changed_code
 from fedkeep.experiments.personalize.kept import kept_in, read_fitted, write_fitted
+from fedkeep.experiments.recommending import USUAL, Ranking
 from fedkeep.experiments.run import Run, labelled
 from fedkeep.experiments.run_directory import RunDirectory, removed_if_it_fails
 from fedkeep.experiments.run_settings import RunSettings
@@ -182,6 +183,7 @@ class Simulation:
         before: the run that this one goes on from; None: none, or it has begun already, as ``origin`` says.
         origin: what the run's folder says of that one.
         first: what the method's module begins with, by name; None: the model's own values.
+        ranking: how its runs rank all items, unless they are asked otherwise.
     """
 
     def __init__(
@@ -201,6 +203,7 @@ class Simulation:
         config_text: str | None = None,
         data_folder: Path | None = None,
         first: Params | None = None,
+        ranking: Ranking = USUAL,
     ) -> None:
         check_kind("model", model, nn.Module, "a torch.nn.Module")
         check_kind(
@@ -238,7 +241,7 @@ class Simulation:
                     values[name].copy_(value)
         check_device(settings.device)
         check_engine(settings.engine, settings.workers, settings.device)
-        self.data, self.given_store = data, private
+        self.data, self.given_store, self.ranking = data, private, ranking
         self.data_folder = data_folder
         self.net = Net(module.to(settings.device))
         self.clients, self.held_out = parted(data, settings.hold_out, int(seed))
@@ -381,6 +384,7 @@ class Simulation:
             examples=conductor.examples,
             base=server,
             metrics=conductor.metrics,
+            ranking=self.ranking,
         )
         run.continues = "" if self.origin is None else self.origin.told
         return run
