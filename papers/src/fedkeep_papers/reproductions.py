@@ -167,7 +167,7 @@ natural_users = Reproduction(
     in_pieces=True,
 )
 public_fashion = Reproduction(
-    about="PFLlib's Fashion-MNIST, Dirichlet 0.1: eight methods at 100 rounds, FedAvg and Ditto at 2,000",
+    about="PFLlib's Fashion-MNIST, Dirichlet 0.1: eight methods at 100 and 200 rounds, or at 2,000",
     run=fashion.public_fashion,
     in_pieces=True,
 )
