@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from unittest import mock
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.costs import Columns, attention, signals
 from benchmarks.own_cases import CASES, Case, noise, resnet, words
+from benchmarks.workloads import OWN, Workload
 from fedkeep import FederatedData
 from tests.strangers import modules
 from tests.strangers.modules import STRANGERS
@@ -153,6 +155,52 @@ ALL |= {
     )
     for name in EIGHT
 }
+
+
+PEERED = (
+    "logistic regression",
+    "MLP, 0.2 M",
+    "ResNet-18, GroupNorm",
+    "transformer, 0.7 M",
+    "embedding bag",
+    "text transformer",
+    "small U-Net",
+    "tiny ViT",
+    "ECG, 1-D CNN",
+    "LSTM with attention",
+)
+"""Trained by pfl and Flower's simulation too: models without a private part and without running statistics."""
+
+
+@dataclass(frozen=True)
+class OwnWorkload(Workload):
+    """A case as the other libraries' processes take it."""
+
+    def data(self) -> list[dict[str, np.ndarray]]:
+        """Return every client's columns: ``x`` and ``label``."""
+        federation = ALL[self.name.removeprefix(OWN)].data()
+        rows = [federation.rows(client, "train") for client in range(len(federation))]
+        batches = [federation.batch(np.arange(r.start, r.stop)) for r in rows]
+        return [{n: v.numpy() for n, v in batch.items()} for batch in batches]
+
+
+def own_workload(name: str) -> OwnWorkload:
+    """Return the workload ``own: NAME`` of a case."""
+    case = ALL[name.removeprefix(OWN)]
+    return OwnWorkload(
+        name,
+        len(case.data()),
+        case.cohort,
+        case.batch,
+        1,
+        "sgd",
+        case.rate,
+        0.0,
+        None,
+        case.module,
+        lambda rng: {},
+        case.cohort,
+    )
 
 
 def cohorts(clients: int, cohort: int, turns: int) -> list[list[int]]:

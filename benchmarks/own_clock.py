@@ -1,15 +1,17 @@
 """Claim: no model of a user's own is slower under ``auto`` than the better of two plain PyTorch loops, by the clock.
 
-    python -m benchmarks.own_clock [--turns N] [--only NAME ...] [--minutes M]
+    python -m benchmarks.own_clock [--turns N] [--only NAME ...] [--minutes M] [--install-peers]
 
 29 models (``more_cases.ALL``) are trained round by round by a plain loop with one thread and with two, by fedkeep as
 ``simulate`` runs it (engine ``auto``) and with each engine by name, and by two independent plain loops with one thread,
-each with half of the clients: the ceiling. Each contender has a process of its own, all take turns in one run, and the
-order is reversed at every other turn. Told are seconds by the clock and of processor time (of the process and its
-workers), each turn's ratios as quartiles, and whether ``auto`` chose an engine within 10 % of the best one. The claim:
-for every model the upper quartile over the better plain loop is at least 1.0, the median of all models is at least 1.5,
-and each is at least 0.9 of the ceiling. Rows of this commit that the file has are not measured again; with ``--minutes``
-no row begins later. A model whose package is not there is left out, and said to be.
+each with half of the clients: the ceiling. Ten models are also trained by pfl, with one thread and with two, and by
+Flower's simulation with two actors, where their environments are (``peers.py``). Each contender has a process of its
+own, all take turns in one run, and the order is reversed at every other turn. Told are seconds by the clock and of
+processor time (of the process and its workers), each turn's ratios as quartiles, and whether ``auto`` chose an engine
+within 10 % of the best one. The claim: for every model the upper quartile over the better plain loop is at least 1.0,
+the median of all models is at least 1.5, each is at least 0.9 of the ceiling, and no other library is faster. Rows of
+this commit that the file has are not measured again; with ``--minutes`` no row begins later. A model whose package is
+not there is left out, and said to be.
 """
 
 from __future__ import annotations
@@ -20,15 +22,18 @@ import os
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.measure import RESULTS, write
-from benchmarks.more_cases import ALL, cohorts
+from benchmarks.more_cases import ALL, PEERED, cohorts
 from benchmarks.own_models import Ours, Plain
-from benchmarks.processes import ContenderError, Process
+from benchmarks.peers import PACKAGES, install, python_of
+from benchmarks.processes import ROOT, ContenderError, Process
+from benchmarks.workloads import OWN
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.errors import FedkeepError
 from fedkeep.experiments.environment import environment
@@ -37,6 +42,8 @@ from fedkeep.experiments.simulate import ENGINES
 FILE, WARM_UP, CLOSE = RESULTS / "own-clock.json", 2, 1.1
 PLAIN, HALVES = ("plain, 1 thread", "plain, 2 threads"), ("half 0", "half 1")
 THREADS = {"plain, 1 thread": 1, "half 0": 1, "half 1": 1}
+PEERS = {"pfl, 1 thread": ("pfl", 1), "pfl, 2 threads": ("pfl", 2), "flower, 2 actors": ("flower", 1)}
+"""Other libraries' ways: the environment, and its threads."""
 
 
 def serve(who: str) -> None:
@@ -79,11 +86,26 @@ def made(who: str, name: str) -> Plain | Ours:
     return ours
 
 
-def measured(name: str, contenders: dict[str, Process], turns: int) -> dict[str, Any]:
+def peers_of(name: str, folder: Path) -> dict[str, Process]:
+    """Start the other libraries' processes for a model, where their environments are."""
+    wanted = PEERS if name in PEERED else {}
+    case, found = ALL[name], dict[str, Process]()
+    for who, (peer, threads) in wanted.items():
+        if not (python := python_of(peer, folder)).exists():
+            continue
+        given = (peer, "--workload", OWN + name, "--cohort", str(case.cohort), "--threads", str(threads))
+        try:
+            found[who] = Process(str(python), given, threads, 600, peer == "flower")
+        except ContenderError as error:
+            print(f"{name}: {who} is left out: {error}")
+    return found
+
+
+def measured(name: str, ours: dict[str, Process], turns: int, peers: dict[str, Process]) -> dict[str, Any]:
     """Return what rounds of each contender take."""
-    for each in contenders.values():
+    for each in ours.values():
         each.ask(make=name)
-    case, refused = ALL[name], dict[str, str]()
+    case, refused, contenders = ALL[name], dict[str, str](), {**ours, **peers}
     clock: dict[str, list[float]] = {n: [] for n in (*contenders, "ceiling")}
     cpu: dict[str, list[float]] = {n: [] for n in contenders}
     engine = ""
@@ -111,6 +133,7 @@ def measured(name: str, contenders: dict[str, Process], turns: int) -> dict[str,
         "engine": engine,
         "seconds": told,
         "cpu_seconds": {n: statistics.fmean(v) for n, v in cpu.items() if v and n not in HALVES},
+        "over_peers": {n: quartiles(np.array(clock[n]) / np.array(clock["auto"])) for n in peers},
         "over_better_plain": quartiles(better / np.array(clock["auto"])),
         "ceiling_over_better_plain": quartiles(better / np.array(clock["ceiling"])),
         "of_ceiling": quartiles(np.array(clock["ceiling"]) / np.array(clock["auto"])),
@@ -139,21 +162,28 @@ def page(rows: list[dict[str, Any]]) -> str:
         "# Users' own models, by the clock",
         "",
         "Made by `python -m benchmarks.own_clock`: medians of turns, in brackets the quartiles. The ceiling is two",
-        "independent plain loops, each with half of the clients.",
+        "independent plain loops, each with half of the clients. Of pfl, which runs in one process, the faster number",
+        "of threads is taken; Flower's simulation has two actors.",
         "",
-        "| model | auto took | over the better plain loop | of the ceiling | processor time over | engine over the best |",
-        "|---|---|---|---|---|---|",
+        "| model | auto took | over the better plain loop | of the ceiling | processor time | best engine | pfl | Flower |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         low, mid, high = row["over_better_plain"]
         cpu = row["cpu_seconds"][PLAIN[0]] / max(row["cpu_seconds"]["auto"], 1e-9)
         lines.append(
             f"| {row['model']} | {row['engine']} | {mid:.2f} ({low:.2f}, {high:.2f}) | {row['of_ceiling'][1]:.2f} | "
-            f"{cpu:.2f} | {row['chosen_over_best_engine']:.2f} |"
+            f"{cpu:.2f} | {row['chosen_over_best_engine']:.2f} | {over(row, 'pfl')} | {over(row, 'flower')} |"
         )
     middle = statistics.median(row["over_better_plain"][1] for row in rows)
     right = sum(row["chosen_over_best_engine"] <= CLOSE for row in rows)
-    return "\n".join([*lines, f"| median; right | | {middle:.2f} | | | {right} of {len(rows)} |", ""])
+    return "\n".join([*lines, f"| median; right | | {middle:.2f} | | | {right} of {len(rows)} | | |", ""])
+
+
+def over(row: dict[str, Any], peer: str) -> str:
+    """Return how many times as fast as another library ``auto`` is; nothing where that was not measured."""
+    found = [ratios[1] for who, ratios in row["over_peers"].items() if PEERS[who][0] == peer]
+    return f"{min(found):.1f}" if found else ""
 
 
 def check(rows: list[dict[str, Any]]) -> None:
@@ -165,6 +195,9 @@ def check(rows: list[dict[str, Any]]) -> None:
             wrong.append(f"{row['model']}: an upper quartile of {high:.2f}; claimed 1")
         if (share := row["of_ceiling"][1]) < 0.9:
             wrong.append(f"{row['model']}: {share:.2f} of the ceiling; claimed 0.9")
+        for who, ratios in row["over_peers"].items():
+            if ratios[1] < 1:
+                wrong.append(f"{row['model']}: {ratios[1]:.2f} x {who}; claimed 1")
     assert not wrong, "; ".join(wrong)
 
 
@@ -176,11 +209,16 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--only", nargs="+", choices=ALL)
     parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--peers", type=Path, default=ROOT / ".venv-peers", help="where environments are")
+    parser.add_argument("--install-peers", action="store_true", help="make the environments that are missing")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve)
         return
+    for peer in PACKAGES if options.install_peers else ():
+        if problem := install(peer, options.peers):
+            print(f"{peer} is left out, its environment could not be made: {problem}")
     began, here = time.monotonic(), environment()["commit"]
     known = {r["model"]: r for r in json.loads(FILE.read_text("utf-8"))["rows"]} if FILE.exists() else {}
     known = {name: row for name, row in known.items() if row["commit"] == here}
@@ -199,11 +237,15 @@ def main() -> None:
             except ModuleNotFoundError as missing:
                 print(f"{name}: left out, there is no {missing.name}")
                 continue
+            peers = peers_of(name, options.peers)
             try:
-                known[name] = measured(name, contenders, options.turns)
+                known[name] = measured(name, contenders, options.turns, peers)
             except ContenderError as error:
                 print(f"{name}: left out: {error}")
                 break
+            finally:
+                for each in peers.values():
+                    each.close()
             print(json.dumps(known[name]), flush=True)
             rows = [known[n] for n in ALL if n in known]
             write(FILE.stem, {"seed": 0, "rows": rows}, page(rows))

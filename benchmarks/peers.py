@@ -1,10 +1,12 @@
-"""Peers live in virtual environments of their own: ``python -m benchmarks.speed --install-peers`` makes them."""
+"""Peers live in environments of their own, with fedkeep for its cases: ``benchmarks.speed --install-peers``."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+
+from benchmarks.processes import ROOT
 
 TORCH = "torch==2.13.0"  # first: a plain "torch" may pull gigabytes for a GPU
 PACKAGES = {"flower": "flwr[simulation]>=1.41,<1.43", "pfl": "pfl[pytorch]==0.6.0"}
@@ -25,7 +27,7 @@ def install(peer: str, folder: Path) -> str | None:
     commands = (
         [sys.executable, "-m", "venv", str(folder / peer)],
         [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", TORCH],
-        [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", PACKAGES[peer]],
+        [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", PACKAGES[peer], str(ROOT)],
     )
     for command in commands:
         try:

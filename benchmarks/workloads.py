@@ -30,6 +30,7 @@ from benchmarks.models import CNN, Document, PaddedDocument, SmallCNN, Words
 
 Columns = dict[str, np.ndarray]
 SEED = 0
+OWN = "own: "
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,12 @@ def stream(seed: int, purpose: str, client: str, round: int) -> int:
 
 
 def tensors(columns: Columns, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Return a client's columns as a model takes them: texts (n, longest) padded with 0, images of this dtype."""
+    """Return a client's columns as a model takes them: texts (n, longest) padded with 0, floats of this dtype."""
     out = {"label": torch.from_numpy(columns["label"])}
-    if "image" in columns:
-        return {"image": torch.from_numpy(columns["image"]).to(dtype), **out}
+    if "text_length" not in columns:
+        name = next(n for n in columns if n != "label")
+        value = torch.from_numpy(columns[name])
+        return {name: value.to(dtype) if value.is_floating_point() else value, **out}
     length = columns["text_length"]
     ids = np.zeros((len(length), length.max()), np.int64)
     ids[np.arange(ids.shape[1]) < length[:, None]] = columns["text"]
@@ -116,8 +119,8 @@ def tensors(columns: Columns, dtype: torch.dtype = torch.float32) -> dict[str, T
 
 def pick(client: dict[str, Tensor], chosen: Tensor) -> tuple[list[Tensor], Tensor]:
     """Return the arguments of a model's ``forward`` for these examples, cut to their longest text, and the labels."""
-    if "image" in client:
-        return [client["image"][chosen]], client["label"][chosen]
+    if "text_length" not in client:
+        return [v[chosen] for n, v in client.items() if n != "label"], client["label"][chosen]
     length = client["text_length"][chosen]
     return [client["text"][chosen, : int(length.max())], length], client["label"][chosen]
 
@@ -218,8 +221,13 @@ QUICK = {  # as small as makes sense: to see that everything runs
 
 
 def workload(name: str, cohort: int | None = None, quick: bool = False) -> Workload:
-    """Return a workload by name, with another cohort if one is given."""
-    found = (QUICK if quick else WORKLOADS)[name]
+    """Return a workload by name, with another cohort if one is given; ``own: NAME`` is a case of ``more_cases``."""
+    if name.startswith(OWN):
+        from benchmarks.more_cases import own_workload  # needs fedkeep, which the others do without
+
+        found = own_workload(name)
+    else:
+        found = (QUICK if quick else WORKLOADS)[name]
     return found if cohort is None else replace(found, cohort=cohort, few=min(cohort, found.few))
 
 

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.more_cases import ALL, EIGHT, cohorts
+from benchmarks.contenders.plain import Plain as PlainOfWorkload
+from benchmarks.more_cases import ALL, EIGHT, PEERED, cohorts
 from benchmarks.own_cases import CASES
 from benchmarks.own_clock import check, page, quartiles
+from benchmarks.own_models import Plain
+from benchmarks.workloads import OWN, workload
 
 NEW = [name for name in ALL if name not in CASES]
 
@@ -34,6 +37,19 @@ def test_there_are_eight_strangers_and_no_cohort_twice() -> None:
     assert [len(set(one)) for one in every] == [10] * 3
 
 
+@pytest.mark.parametrize("name", ["MLP, 0.2 M", "LSTM with attention"])
+def test_other_libraries_train_the_same_clients_from_the_same_values(name: str) -> None:
+    case, clients = ALL[name], [3, 1, 4]
+    torch.manual_seed(0)
+    ours, theirs = Plain(case, case.module(), case.data()), PlainOfWorkload(workload(OWN + name, 3))
+    for turn in range(2):
+        ours.round(turn, clients)
+        theirs.round(turn, clients)
+    assert name in PEERED
+    for value, known in ours.start.items():
+        assert torch.allclose(theirs.state()[value], known, rtol=1e-6, atol=1e-7)
+
+
 def row(model: str, over: list[float], share: float, engine: float) -> dict[str, Any]:
     return {
         "model": model,
@@ -42,6 +58,7 @@ def row(model: str, over: list[float], share: float, engine: float) -> dict[str,
         "of_ceiling": [share] * 3,
         "cpu_seconds": {"plain, 1 thread": 1.0, "auto": 0.5},
         "chosen_over_best_engine": engine,
+        "over_peers": {"pfl, 1 thread": [1.5, 2.0, 2.5], "pfl, 2 threads": [1.0, over[1], 2.0]},
     }
 
 
@@ -51,7 +68,7 @@ def test_what_misses_its_target_is_named() -> None:
     with pytest.raises(AssertionError) as error:
         check([slow, good])
     said = str(error.value)
-    assert ("median is 1.20" in said, said.count("slow:"), said.count("good:")) == (True, 2, 0)
-    assert "| slow | workers | 0.80 (0.70, 0.90) | 0.50 | 2.00 | 1.30 |" in page([good, slow])
-    assert "| 1.20 | | | 1 of 2 |" in page([good, slow])
+    assert ("median is 1.20" in said, said.count("slow:"), said.count("good:")) == (True, 3, 0)
+    assert "| slow | workers | 0.80 (0.70, 0.90) | 0.50 | 2.00 | 1.30 | 0.8 |  |" in page([good, slow])
+    assert "| 1.20 | | | 1 of 2 | | |" in page([good, slow])
     assert quartiles(np.array([1.0, 2.0, 3.0])) == [1.5, 2.0, 2.5]
