@@ -46,7 +46,7 @@ PEERS = {"pfl, 1 thread": ("pfl", 1), "pfl, 2 threads": ("pfl", 2), "flower, 2 a
 """Other libraries' ways: the environment, and its threads."""
 
 
-def serve(who: str) -> None:
+def serve(who: str, device: str = "cpu") -> None:
     """Train what standard input asks for, a line of JSON each, and answer with the seconds by the clock."""
     answers, sys.stdout = sys.stdout, sys.stderr
     run: Plain | Ours | None = None
@@ -59,11 +59,13 @@ def serve(who: str) -> None:
             if isinstance(run, Ours):
                 run.engine.close()
             run = None
-            run = made(who, asked["make"])
+            run = made(who, asked["make"], device)
         elif isinstance(run, Plain | Ours):
             try:
                 began = time.perf_counter()
                 run.round(asked["turn"], asked["clients"])
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
                 answer["seconds"] = time.perf_counter() - began
                 answer["engine"] = "plain" if isinstance(run, Plain) else run.engine.name
             except FedkeepError as error:
@@ -73,14 +75,14 @@ def serve(who: str) -> None:
         run.engine.close()
 
 
-def made(who: str, name: str) -> Plain | Ours:
+def made(who: str, name: str, device: str = "cpu") -> Plain | Ours:
     """Return a contender."""
     case = ALL[name]
     federation = case.data()
     torch.manual_seed(0)
     if who in (*PLAIN, *HALVES):
-        return Plain(case, case.module(), federation)
-    ours = Ours(case, case.module(), federation, accelerate=True, workers=None)
+        return Plain(case, case.module(), federation, device)
+    ours = Ours(case, case.module(), federation, accelerate=True, workers=None, device=device)
     if who != "auto":
         ours.engine = ours.rounds.device.engine = ENGINES[who]()
     return ours
@@ -151,7 +153,7 @@ def both(contenders: dict[str, Process], turn: int, clients: list[int]) -> float
     return float(max(contenders[name].answer()["seconds"] for name in HALVES))
 
 
-def quartiles(ratios: np.ndarray) -> list[float]:
+def quartiles(ratios: np.ndarray | list[float]) -> list[float]:
     """Return the lower quartile, the median and the upper quartile."""
     return [float(q) for q in np.quantile(ratios, (0.25, 0.5, 0.75))]
 

@@ -49,13 +49,15 @@ MEDIAN = 1.5
 class Plain:
     """A loop as one writes it: a copy of the model, torch's optimiser, the mean weighted by examples."""
 
-    def __init__(self, case: Case, module: nn.Module, federation: FederatedData) -> None:
-        self.case, self.local = case, module
+    def __init__(self, case: Case, module: nn.Module, federation: FederatedData, device: str = "cpu") -> None:
+        module.to(device)
+        self.case, self.local, self.device = case, module, device
         self.values: dict[str, Tensor] = {n: v for n, v in module.named_parameters() if v.requires_grad}
         self.values.update((n, v) for n, v in module.named_buffers() if v.is_floating_point())
         self.start = {n: v.detach().clone() for n, v in self.values.items() if n != case.private}
         rows = [federation.rows(client, "train") for client in range(len(federation))]
-        self.data = [federation.batch(np.arange(r.start, r.stop)) for r in rows]
+        batches = (federation.batch(np.arange(r.start, r.stop)) for r in rows)
+        self.data = [{n: v.to(device) for n, v in batch.items()} for batch in batches]
         self.users: dict[int, Tensor] = {}
         self.first = {n: v.detach().clone() for n, v in self.values.items() if n == case.private}
         self.trained = [v for v in module.parameters() if v.requires_grad]
@@ -73,7 +75,7 @@ class Plain:
             columns = dict(self.data[client])
             label = columns.pop("label")
             order = np.random.default_rng(stream(0, "batches/0", str(client), turn)).permutation(len(label))
-            for chosen in torch.split(torch.from_numpy(order), self.case.batch):
+            for chosen in torch.split(torch.from_numpy(order).to(self.device), self.case.batch):
                 optimizer.zero_grad()
                 found = self.local(**_cut({n: v[chosen] for n, v in columns.items()}))
                 self.case.plain(found, label[chosen]).backward()  # type: ignore[no-untyped-call]
@@ -103,12 +105,14 @@ class Ours:
         federation: FederatedData,
         accelerate: bool,
         workers: int | None = 1,
+        device: str = "cpu",
     ) -> None:
         local = Phase(loss=case.loss, optimizer=sgd(case.rate), batch_size=case.batch)
         method = methods.furl(case.private, local=local) if case.private else methods.fedavg(local=local)
-        net = Net(method.made_for(module, accelerate))
-        self.engine = make_engine("auto", workers, "cpu", case.cohort, 1000)[0]
-        self.rounds = Rounds(with_declared_tables(method, net, federation), net, federation, self.engine)
+        net = Net(method.made_for(module, accelerate).to(device))
+        self.engine = make_engine("auto", workers, device, case.cohort, 1000)[0]
+        method = with_declared_tables(method, net, federation)
+        self.rounds = Rounds(method, net, federation, self.engine, device=device)
 
     def round(self, turn: int, clients: list[int]) -> None:
         """Train a cohort."""
