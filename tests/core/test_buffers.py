@@ -146,16 +146,16 @@ def test_an_assigned_buffer_of_another_shape_is_refused(held: bool, given: Tenso
         run()
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_buffers_assigned_for_several_clients_at_once_are_refused(own: bool) -> None:
+@pytest.mark.parametrize("whose", ["each", "all", "the module's"])
+def test_buffers_assigned_for_several_clients_at_once_are_refused(whose: str) -> None:
     model = Assigning()
     net, before = Net(model), model.m
     params = net.initial()
-    if own:
-        del params["m"]
+    shared = {} if whose == "each" else {"m": params.pop("m")}
+    given = shared if whose == "all" else {}
     stacked = {n: torch.stack([v.detach()] * 2) for n, v in params.items()}
     with pytest.raises(RuntimeError, match="forward assigns the buffer 'm', which cannot be followed"):
-        torch.func.vmap(lambda p, x: net(p, {"x": x}))(stacked, torch.stack([X, X]))
+        torch.func.vmap(lambda p, x: net({**p, **given}, {"x": x}))(stacked, torch.stack([X, X]))
     assert model.m is before
 
 
@@ -235,11 +235,12 @@ def test_what_a_forward_makes_is_refused_by_name_and_taken_away(
 
 
 class Noting(nn.Module):
-    """Writes into a tensor that is no buffer, by a function that looks at the module."""
+    """Writes into a tensor that is no buffer, by a function that looks at the module; lists its parameters."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = torch.zeros(3)
+        self.weight = nn.Parameter(torch.zeros(3), requires_grad=False)
+        self.seen, self.listed = torch.zeros(3), [self.weight]
         self.note: Any = lambda x: self.seen.add_(x.sum(0))
 
     def forward(self, x: Tensor) -> Any:
@@ -251,6 +252,7 @@ def test_what_forward_writes_is_taken_back_and_is_a_copys_own() -> None:
     made: Any = copied(model)
     with Veil(made, ()):
         assert made(X).tolist() == [3.0, 6.0, 9.0]
-    assert made.seen.tolist() == [0.0, 0.0, 0.0]
+        made.weight += 1  # as training does
+    assert (made.seen.tolist(), made.weight.tolist()) == ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
     made(X)
     assert (made.seen.tolist(), model.seen.tolist()) == ([3.0, 6.0, 9.0], [0.0, 0.0, 0.0])

@@ -12,7 +12,16 @@ from typing import NamedTuple
 
 import fedkeep
 from fedkeep.core import errors
-from fedkeep.core.errors import ConfigError, DataError, Spot, check_choice, check_whole, near_path, some_of
+from fedkeep.core.errors import (
+    ConfigError,
+    DataError,
+    Spot,
+    check_choice,
+    check_whole,
+    first_line,
+    near_path,
+    some_of,
+)
 from tests.refusals import raises
 
 
@@ -88,6 +97,10 @@ def test_checks_of_choices_and_whole_numbers_name_what_was_got() -> None:
         check_choice("Wanted", "tain", ("a", "b", "train"), DataError)
     with raises(ConfigError, name="k", got=2.5):
         check_whole({"n": 1, "k": 2.5})
+
+
+def test_the_first_line_of_an_error_or_its_kind() -> None:
+    assert [first_line(error, 3) for error in (OSError("full\nmore"), KeyError())] == ["ful", "Key"]
 
 
 def test_a_path_that_is_not_there_is_told_a_near_one(tmp_path: Path) -> None:

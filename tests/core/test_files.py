@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import signal
+import stat
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fedkeep.core.errors import RunError
 from fedkeep.core.files import (
     AS_IT_WAS,
     ROUND_KEPT,
+    private_folder,
     read_tensors,
     remove_leftovers,
     write_of_run,
@@ -167,6 +169,13 @@ def test_a_file_has_the_usual_rights(tmp_path: Path) -> None:
     (tmp_path / "usual").write_bytes(b"")
     write_whole(tmp_path / "state", b"new")
     assert (tmp_path / "state").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_a_private_folder_is_its_owners_though_it_was_there(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    for name in ("open", "new"):
+        private_folder(tmp_path / name)
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700
 
 
 def test_a_long_name(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import pytest
 import torch
@@ -120,6 +120,22 @@ def test_training_mode_is_switched() -> None:
     assert int(values["norm.num_batches_tracked"]) == 0
     net.train()
     assert not torch.equal(net(values, BATCH), net(values, BATCH))
+
+
+class Merged(Noisy):
+    """Is merged by an ``eval`` of its own."""
+
+    merged = False
+
+    def eval(self) -> Self:
+        self.merged = True
+        return super().eval()
+
+
+def test_a_module_is_switched_by_its_own_eval() -> None:
+    model = Merged()
+    Net(model).train(False)
+    assert (model.merged, model.norm.training) == (True, False)
 
 
 def test_tied_weights_within_a_half_work() -> None:

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from fedkeep.core.errors import RunError
-from fedkeep.core.records import Record, best_round, from_line, read_records, to_line
+from fedkeep.core.records import (
+    Record,
+    best_round,
+    from_line,
+    read_records,
+    read_sealed_records,
+    sealed_records,
+    to_line,
+)
 
 RECORDS = [
     Record(1, 0.5, "train", None, "loss", 0.1 + 0.2, 12),
@@ -23,6 +31,9 @@ def test_a_record_survives_the_file_to_the_last_bit(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text("".join(map(to_line, RECORDS)))
     assert list(read_records(path)) == RECORDS
+    path.write_bytes(sealed_records(RECORDS, {"run": "a"}))
+    found, about = read_sealed_records(path)
+    assert (found, about["run"]) == (RECORDS, "a")
 
 
 def test_a_line_holds_the_documented_fields() -> None:

@@ -52,8 +52,7 @@ def attributes(layers: Iterable[tuple[str, nn.Module]]) -> Iterator[Attribute]:
     seen = set[int]()
     for prefix, layer in layers:
         for name, value in [(n, v) for n, v in vars(layer).items() if n not in EVERY_MODULES]:
-            full = f"{prefix}.{name}" if prefix else name
-            yield from _with_items(Attribute(vars(layer), name, full, value), seen)
+            yield from _with_items(Attribute(vars(layer), name, _joined(prefix, name), value), seen)
 
 
 def _with_items(found: Attribute, seen: set[int]) -> Iterator[Attribute]:
