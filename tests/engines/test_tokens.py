@@ -32,7 +32,7 @@ class Outputs(OrderedDict):  # type: ignore[type-arg]
 FORMS: dict[str, Any] = {
     "tensor": lambda out: out,
     "tuple": lambda out: (out, object()),
-    "dict": lambda out: {"logits": out, "features": 2 * out},
+    "dict": lambda out: {"features": 2 * out, "logits": out},
     "ModelOutput": lambda out: Outputs(logits=out, past=object()),
 }
 

@@ -100,6 +100,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "knn_per": {"neighbours": 10},
     "kteps": {"diversity": 0.01, "transfer": 0.01, "temperature": 4.0, "noise": 1e-3},
     "kteps_star": {"start": 2, "end": 150, "noise": 1e-3},
+    "mixture": {"local_epochs": 200, "mixture_epochs": 200},
     "moon": {"mu": 1.0, "temperature": 0.5},
 }
 """What papers and their authors' code give, or, where these leave it open, what fedkeep has settled on."""

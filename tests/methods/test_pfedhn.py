@@ -105,6 +105,13 @@ def test_pfedhn_equals_a_plain_loop(hidden: tuple[int, ...], momentum: float) ->
         assert run.evaluate(clients=[f"user-{k}"])["loss"] == pytest.approx(expected, abs=1e-12)
 
 
+def test_weights_start_as_those_of_a_linear_layer() -> None:
+    """Uniform within 1 / √inputs of 0."""
+    start = run_of(methods.pfedhn((50,), embedding=4), rounds=0).state
+    for name, inputs in (("hyper/layer.0.weight", 4), ("hyper/out.body.weight.weight", 50)):
+        assert 0.95 < float(start[name].abs().max()) * inputs**0.5 <= 1
+
+
 def test_who_is_not_drawn_keeps_its_embedding() -> None:
     method = methods.pfedhn((5,), embedding=3, local=LOCAL)
     run, start = run_of(method, rounds=1), run_of(method, rounds=0)

@@ -148,6 +148,26 @@ def test_what_follows_the_head_is_computed_with_it(name: str) -> None:
     torch.testing.assert_close(mine, other.server)
 
 
+class Pointwise(Stranger):
+    """Its head is a convolution of points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        linear, self.scorer = self.scorer, nn.Conv1d(4, 3, 1)  # type: ignore[assignment]
+        self.scorer.load_state_dict({"weight": linear.weight.unsqueeze(2), "bias": linear.bias})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scorer(torch.tanh(self.body(x)).unsqueeze(2)).squeeze(2)
+
+
+@pytest.mark.usefixtures("one_stream")
+@pytest.mark.parametrize("name", [*BY_STEPS, "furl"])
+def test_a_head_that_is_a_convolution_of_points_is_as_a_linear_one(name: str) -> None:
+    run, other = (trained(model, made(name)).server for model in (Pointwise(), Stranger()))
+    found = {n: v.reshape(other[n].shape) for n, v in run.items()}
+    torch.testing.assert_close(found, other, atol=2e-05, rtol=0.0001)
+
+
 @pytest.mark.parametrize(
     ("engine", "name"),
     [
@@ -415,14 +435,17 @@ def test_a_head_is_named_where_there_is_nothing_to_find_it_on() -> None:
 def test_positions_that_are_padding_do_not_count() -> None:
     module = Stranger()
     found = torch.arange(12.0).reshape(2, 3, 2)
-    batch = {"text_length": torch.tensor([3, 2])}
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     for pool, wanted in (
         ("mean", [[2.0, 3.0], [7.0, 8.0]]),
         ("first", [[0.0, 1.0], [6.0, 7.0]]),
         ("last", [[4.0, 5.0], [8.0, 9.0]]),
     ):
         setattr(module, FOUND, Head(layer="scorer", pool=pool))  # type: ignore[arg-type]
-        assert pooled(Net(module), found, batch).tolist() == wanted
+        for batch in ({"text_length": mask.sum(1)}, {"text_mask": mask}, {"mask": mask}):
+            assert pooled(Net(module), found, batch).tolist() == wanted
+    images = torch.arange(16.0).reshape(2, 2, 2, 2)  # features last
+    assert pooled(Net(module), images, {}).tolist() == [[3.0, 4.0], [11.0, 12.0]]
 
 
 def test_a_mixture_is_made_of_a_plain_model() -> None:

@@ -278,6 +278,11 @@ def test_no_label_is_left_out_without_a_word(weight: Tensor | None) -> None:
         terms.cross_entropy()(net, net.initial(), batch, {})
 
 
+def test_several_labels_want_as_many_logits() -> None:
+    with raises(MethodError, wanted=(3, 3), got=(3, 2)):
+        value(terms.binary_cross_entropy(), {"x": LOGITS, "label": torch.zeros(3, 3)})
+
+
 def test_cross_entropy_of_numbers() -> None:
     net = Net(torch.nn.Linear(2, 3))
     batch = {"input": torch.zeros(2, 2), "label": torch.tensor([0.5, 1.0])}

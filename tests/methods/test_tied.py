@@ -98,6 +98,8 @@ def test_layers_that_share_a_weight_share_it_in_a_copy() -> None:
 def test_fedcp_refuses_a_head_that_shares_a_weight_with_the_body() -> None:
     with pytest.raises(MethodError, match="'encoder.weight' and.*'classifier.weight'"):
         trained(Tied(), methods.fedcp(local=LOCAL))
+    within = methods.fedcp().extend(Twice())  # the body's own ties stay
+    assert within.second.weight is within.encoder.weight
 
 
 def test_fedala_refuses_an_upper_layer_that_shares_a_weight_with_a_lower_one() -> None:

@@ -84,9 +84,8 @@ def pooled_by(how: Pool, features: Tensor, batch: Batch) -> Tensor:
         return (features * share.unsqueeze(2)).sum(1)
     places = torch.arange(features.shape[1], device=features.device).expand(features.shape[:2])
     if real is not None:
-        far = features.shape[1] if how == "first" else -1
-        places = torch.where(real, places, far)
-    place = (places.amin(1) if how == "first" else places.amax(1)).clamp(0, features.shape[1] - 1)
+        places = torch.where(real, places, features.shape[1] - 1 if how == "first" else 0)
+    place = places.amin(1) if how == "first" else places.amax(1)
     return features.gather(1, place.reshape(-1, 1, 1).expand(-1, 1, features.shape[2])).squeeze(1)
 
 
