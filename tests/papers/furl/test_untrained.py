@@ -69,8 +69,12 @@ def test_at_the_quick_scale_every_seed_has_the_users_of_the_untrained_rows(tmp_p
         "label\tcommunity\tchannel\tmessages\n0\tlean\tc\t9\n", encoding="utf-8"
     )
     splits = ("train", "valid", "test")
-    line = {"community": "lean", "label": 0, "time": 0, "text": "so it is"}
-    lines = [json.dumps({"user": u, "split": s, **line}) + "\n" for u in range(200) for s in splits]
+    line = {"community": "lean", "label": 0, "text": "so it is"}
+    lines = [
+        json.dumps({"user": u, "split": s, "time": (u + k) % 3, **line}) + "\n"
+        for u in range(200)
+        for k, s in enumerate(splits)
+    ]
     (place / "messages.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
     request = Request(tmp_path, tmp_path, "quick", seeds=[1, 2])
     for scene in (s for s in SCENES if s.needs_data):
@@ -80,7 +84,9 @@ def test_at_the_quick_scale_every_seed_has_the_users_of_the_untrained_rows(tmp_p
         found = messages(place, cell.order, cell.users)
         assert len(found) == 80
         for spec in specs.values():
-            assert list(build_data(spec.resolved(), tmp_path).ids) == list(found.ids)
+            read = build_data(spec.resolved(), tmp_path)
+            assert list(read.ids) == list(found.ids)
+            assert np.array_equal(read.columns["time"], found.columns["time"])
 
 
 def test_clicks_are_scored_by_the_users_own_shares_and_words() -> None:

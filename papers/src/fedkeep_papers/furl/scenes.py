@@ -11,7 +11,9 @@ from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.reproductions import Request
 from fedkeep_papers.furl import jobs
+from fedkeep_papers.furl.channels import ORDERS
 from fedkeep_papers.furl.jobs import JobSpec
+from fedkeep_papers.furl.own_counts import Order
 from fedkeep_papers.kit.data import needs_data
 
 
@@ -24,12 +26,13 @@ class Configuration:
     published: float | None = None
 
     def overrides(self, scene: Scene, scale: str) -> dict[str, str] | None:
-        """Return the settings that a scale changes; None: the scale leaves this row out."""
+        """Return the settings that a scene and a scale change; None: the scale leaves this row out."""
         if scale == "full":
-            return {}
+            return dict(scene.always)
         if scale == "quick":
-            return dict(scene.quick)
-        return None if self.name in scene.left_out else {**scene.medium, **scene.shorter.get(self.name, {})}
+            return {**scene.always, **scene.quick}
+        own = scene.shorter.get(self.name, {})
+        return None if self.name in scene.left_out else {**scene.always, **scene.medium, **own}
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Scene:
         metric: the headline's name.
         rows: the configurations, in the paper's order.
         quick, medium: overrides of every configuration at these scales; the full scale has none.
+        order: how each user's examples are divided: as the data come (``random``), or the last ones test (``time``).
         seeds: the seeds of the full scale; the others have one.
         shorter: further overrides by row at the medium scale.
         left_out: rows that the medium scale leaves out.
@@ -56,10 +60,16 @@ class Scene:
     rows: tuple[Configuration, ...]
     quick: Mapping[str, str]
     medium: Mapping[str, str]
+    order: Order = "random"
     seeds: tuple[int, ...] = (0, 1, 2)
     shorter: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     cold_start: bool = True
+
+    @property
+    def always(self) -> Mapping[str, str]:
+        """Overrides of every configuration at every scale."""
+        return {"data.split": BY_TIME} if self.order == "time" else {}
 
 
 def _rows(folder: str, published: Sequence[float | None] = (None,) * 4) -> tuple[Configuration, ...]:
@@ -74,9 +84,23 @@ def _rows(folder: str, published: Sequence[float | None] = (None,) * 4) -> tuple
     )
 
 
+def _by_time(scene: Scene) -> Scene:
+    """Return a scene whose users' last messages test; one seed, without the paper's numbers."""
+    return replace(
+        scene,
+        name=f"{scene.name}, {ORDERS['time']}",
+        stands_for=f"{scene.stands_for}{LATER}",
+        rows=tuple(replace(row, published=None) for row in scene.rows),
+        order="time",
+        seeds=(0,),
+    )
+
+
+LATER = "-by-time"
+BY_TIME = '{ fractions = [0.8, 0.1, 0.1], order = "chronological" }'
 EIGHTY = {"data.limit_users": "80", "data.seed": "0"}
 """Users of the zulip scenes at the quick scale: the same whatever a run's seed, and those of the untrained rows."""
-SCENES = (
+MESSAGES = (
     Scene(
         "zulip_channels",
         "Subreddit",
@@ -105,16 +129,18 @@ SCENES = (
             for name in ("Global FL, paper's recipe", "Personalized FL, paper's recipe")
         },
     ),
-    Scene(
-        "sticker-like (generated)",
-        "Sticker",
-        False,
-        "auc",
-        _rows("furl-sticker", (0.5775, 0.6560, 0.5724, 0.6563)),
-        {"run.epochs": "6", "data.users": "150"},
-        {"run.epochs": "20"},
-    ),
 )
+CLICKS = Scene(
+    "sticker-like (generated)",
+    "Sticker",
+    False,
+    "auc",
+    _rows("furl-sticker", (0.5775, 0.6560, 0.5724, 0.6563)),
+    {"run.epochs": "6", "data.users": "150"},
+    {"run.epochs": "20"},
+)
+SWEPT = (*MESSAGES, CLICKS)
+SCENES = (*MESSAGES, *map(_by_time, MESSAGES), CLICKS)
 
 
 def read(scene: Scene, request: Request) -> FederatedData:
@@ -168,9 +194,11 @@ def result_name(name: str, scale: str) -> str:
 
 def changes_of(scene: Scene, scale: str) -> str:
     """Say in words what a scale changes in a scene's configurations."""
-    if scale == "full":
+    common = dict(scene.always)
+    if scale != "full":
+        common |= scene.quick if scale == "quick" else scene.medium
+    if not common:
         return "nothing."
-    common = scene.quick if scale == "quick" else scene.medium
     said = ", ".join(f"`{key} = {value}`" for key, value in common.items())
     if scale == "medium":
         for name, own in scene.shorter.items():

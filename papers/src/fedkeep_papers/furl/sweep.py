@@ -12,7 +12,7 @@ from fedkeep.experiments.reproductions import Request
 from fedkeep.experiments.run_directory import read_info
 from fedkeep_papers.furl import jobs
 from fedkeep_papers.furl.jobs import JobSpec
-from fedkeep_papers.furl.scenes import SCENES, changes_of, read, result_name, specs_of
+from fedkeep_papers.furl.scenes import SWEPT, changes_of, read, result_name, specs_of
 from fedkeep_papers.kit.cells import runs_of
 from fedkeep_papers.kit.results import Row, over_seeds, write_results
 
@@ -28,7 +28,7 @@ def sweep(request: Request) -> Path:
     """
     runs = runs_of(request.out) / f"furl-sweep-{request.scale}"
     lines: dict[tuple[str, str], dict[float, dict[int, JobSpec]]] = {}
-    for scene in SCENES:
+    for scene in SWEPT:
         source = read(scene, request).meta.get("source", {})
         for (name, seed), spec in specs_of(scene, request, runs, source).items():
             line = lines.setdefault((scene.name, name), {factor: {} for factor in FACTORS})
@@ -38,7 +38,7 @@ def sweep(request: Request) -> Path:
     request.check([spec.name for spec in specs])
 
     def write() -> Path:
-        metrics = {scene.name: scene.metric for scene in SCENES}
+        metrics = {scene.name: scene.metric for scene in SWEPT}
         rows, best = [], []
         for (scene, name), line in lines.items():
             own = [
@@ -102,7 +102,7 @@ best in a short run need not be best in a long one.
 
 What the scale changes in the configurations:
 """
-    text += "".join(f"\n- {scene.name}: {changes_of(scene, scale)}" for scene in SCENES)
+    text += "".join(f"\n- {scene.name}: {changes_of(scene, scale)}" for scene in SWEPT)
     return (
         text + "\n\nBest here, where one was:\n" + "".join(f"\n- {row.scene}: {row.method}" for row in best)
     )

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedkeep.core.files import write_whole
 from fedkeep.data import FederatedData
 from fedkeep.experiments.analyses import aggregation_time, cold_start_form, embedding_map, write_analyses
@@ -23,9 +25,13 @@ from fedkeep.report import page, text_tables
 from fedkeep.report.blocks import Figure
 from fedkeep.report.charts import Bar
 from fedkeep.report.stored_analyses import MAKERS, cold_start_table
+from fedkeep.report.text_tables import TextTable
+from fedkeep.report.wording import MISSING
 from fedkeep_papers.furl import channels, jobs
+from fedkeep_papers.furl.channels import ORDERS
 from fedkeep_papers.furl.jobs import JobSpec, Kept, Outcome
 from fedkeep_papers.furl.scenes import (
+    LATER,
     SCENES,
     Scene,
     changes_of,
@@ -51,6 +57,10 @@ from fedkeep_papers.kit.results import Row, over_seeds, write_results
 
 PAIR = ("Personalized Server", "Personalized FL, best recipe")  # whose users' vectors are mapped
 AGAINST = ("Global FL, best recipe", COUNTING, CLICKS, MEMORY)  # whom others are compared with, user by user
+BOTH = (
+    "In brackets the number of seeds. In the random split messages that are minutes apart lie on both sides, so what "
+    "federation is worth is read from the split by time: each user's last tenth tests, the tenth before validates."
+)
 FIGURES = ("figure2", "figure3", "figure45", "aggregation", "users", "cold-start")
 
 
@@ -112,7 +122,7 @@ class _Sheet:
         runs = runs_of(request.out)
         kept = runs / "channels-quick" if request.scale == "quick" else request.out / "channels"
         source = tuple(self.sources[scene.name].items())
-        return channels.Cell("random", "local", 0, users, request.data, runs, kept, source)
+        return channels.Cell(scene.order, "local", 0, users, request.data, runs, kept, source)
 
     def refer(self) -> None:
         """Read what needs no training."""
@@ -124,7 +134,7 @@ class _Sheet:
 
     def held_out(self, scene: Scene) -> JobSpec | None:
         """Return the run with users held out, of the first seed, that one figure needs; None: this scale has none."""
-        if self.request.scale == "medium" and not scene.cold_start:
+        if scene.order == "time" or (self.request.scale == "medium" and not scene.cold_start):
             return None
         return held_out_of(next(spec for (row, _), spec in self.specs[scene.name].items() if row == PAIR[1]))
 
@@ -220,18 +230,37 @@ class _Sheet:
         return markdown
 
     def _text(self, faults: Sequence[str]) -> list[str]:
-        parts = [_preamble(self.request.scale, faults, self.read), ABOUT, self._stale()]
+        parts = [_preamble(self.request.scale, faults, self.read), ABOUT, self._stale(), self._both_splits()]
         for scene in SCENES:
-            outcomes = self.outcomes(scene).items()
-            rows: dict[str, BySeed] = {
-                row.name: {seed: o.clients for (name, seed), o in outcomes if name == row.name and o.clients}
-                for row in scene.rows
-            }
-            rows |= {name: row.users for name, row in self.known[scene.name].items()}
+            rows = self._users(scene)
             parts.append(side_by_side(rows, AGAINST, f"{scene.name}, side by side"))
             if (found := self._new_users(scene)) is not None:
                 parts.append(_cold_start_table(found, f"{scene.name}, new users"))
         return [part for part in parts if part]
+
+    def _users(self, scene: Scene) -> dict[str, BySeed]:
+        """Return each user's accuracy by row and seed."""
+        outcomes = self.outcomes(scene).items()
+        rows: dict[str, BySeed] = {
+            row.name: {seed: o.clients for (name, seed), o in outcomes if name == row.name and o.clients}
+            for row in scene.rows
+        }
+        return rows | {name: row.users for name, row in self.known[scene.name].items()}
+
+    def _both_splits(self) -> str:
+        """Return a table of mean accuracies over users, in the random split and by time."""
+        by_time, lines = {scene.stands_for: scene for scene in SCENES if scene.order == "time"}, []
+        for scene in SCENES:
+            if (later := by_time.get(f"{scene.stands_for}{LATER}")) is not None:
+                both = [self._users(each) for each in (scene, later)]
+                lines += [(scene.name, row, *(_mean(of.get(row)) for of in both)) for row in both[0]]
+        columns = (
+            "data",
+            "row",
+            *(f"{ORDERS[order]}, accuracy, mean over users" for order in ("random", "time")),
+        )
+        table = TextTable(columns, tuple(lines), "Both splits", BOTH, left=2)
+        return text_tables.to_markdown(table, level=3) if lines else ""
 
     def _stale(self) -> str:
         every: dict[str, Finished[Any] | None] = {
@@ -272,6 +301,14 @@ class _Sheet:
             over_seeds(scene.name, name, scene.metric, values, scale=self.request.scale, commit=now)
             for name, values in known.items()
         ]
+
+
+def _mean(users: BySeed | None) -> str:
+    """Return the mean over users and seeds, and how many seeds."""
+    if not users:
+        return MISSING
+    mean = 100 * np.mean([np.mean(list(own.values())) for own in users.values()])
+    return f"{mean:.2f} %" if None in users else f"{mean:.2f} % ({len(users)})"
 
 
 def _rows(data: FederatedData) -> int:
