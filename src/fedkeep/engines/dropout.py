@@ -161,11 +161,11 @@ def _likelihood(
     func: Callable[..., Any],
     input: Tensor,
     target: Tensor,
-    weight: Tensor | None = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
+    weight: Tensor | None,
+    size_average: Any,
+    ignore_index: int,
+    reduce: Any,
+    reduction: str,
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """Compute cross-entropy of (examples, classes) by the steps that torch takes under vmap, to the bit.

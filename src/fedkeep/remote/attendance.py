@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,9 +46,9 @@ class Attendance:
     roster: RunClients
     taken: Mapping[str, int]
     asked: Mapping[str, int]
-    judged: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    dropped: Collection[str] = ()
-    listed: bool = False
+    judged: Mapping[str, tuple[int, int]]
+    dropped: Collection[str]
+    listed: bool
 
     @property
     def rule(self) -> str:

@@ -405,8 +405,8 @@ class Node:
             return
         if old in self._runs:
             self._runs[old].store.close()
-        file = DeviceFile(file_of(self.folder, old), self.terms.owner, self.terms.patience)
-        try:
+        older = file_of(self.folder, old)
+        with closing(DeviceFile(older, self.terms.owner, self.terms.patience)) as file:
             form = RowFormat(default.initial)
             rows = (
                 (Version(0, client, 0, 0, 0, 0, accepted=True), packed(form, values, client))
@@ -422,8 +422,6 @@ class Node:
             made = opted_out(file, default, message.encoding) if wanted else []
             parts = {client: known for client, known in file.parts().items() if client in here}
             create(path, replace(about, began=list(wanted), opted_out=made), rows, parts)
-        finally:
-            file.close()
 
     @contextmanager
     def _opened(self, running: Running) -> Iterator[None]:

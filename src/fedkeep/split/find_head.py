@@ -161,7 +161,6 @@ def beside_head(model: nn.Module, batch: Batch, head: Head) -> tuple[str, ...]:
     takes = Takes(f"{type(module).__name__}.forward", module.forward)
     arguments = {n: v.cpu() for n, v in takes.of(batch).items()}
     with forked("cpu"), torch.enable_grad():
-        seed_all(0, "cpu")
         seen = watched(module, _again(arguments))
         layer, gave = module.get_submodule(head.layer), seen.gave[head.layer]
         rest = logits_of(_with_output(module, layer, _again(arguments), gave.detach().clone()))
