@@ -214,6 +214,8 @@ def test_a_server_that_was_rolled_back_is_followed_by_its_devices(to: int, tmp_p
 
 def test_rounds_that_are_not_kept_are_named(tmp_path: Path) -> None:
     devices = Devices(CASE, tmp_path, 2)
+    with pytest.raises(ConfigError, match="keep_rounds must be"):
+        served(devices, tmp_path, keep_rounds=-1)
     served(devices, tmp_path, keep_rounds=1)
     devices.close()
     with pytest.raises(RunError, match=r"does not keep round 1; it.*2.*3.*keep_rounds=N"):
@@ -351,3 +353,5 @@ def test_the_order_of_clients_is_that_of_their_ids_whatever_node_they_are_on() -
     assert roster.index("c") == 2
     with pytest.raises(ConfigError, match="^Client 'd' is none of this run's 3 clients"):
         roster.index("d")
+    later = roster.grown({"e": {"train": 1}}, {}, 4)
+    assert (list(later.ids), later.owners, later.joined) == (["a", "b", "c", "e"], {}, [(4, 3)])

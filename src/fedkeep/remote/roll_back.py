@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkeep.core.errors import RunError, check_range
+from fedkeep.core.errors import RunError
 from fedkeep.core.files import beside, sync_folder, whole_or_error, write_of_run
 from fedkeep.core.run_files import Commit, read_commit, read_info
 from fedkeep.experiments.run_directory import RunDirectory, files_of
@@ -40,7 +40,6 @@ class KeptRounds:
 
     def keep(self) -> None:
         """Keep the round that was just committed; drop those that are too old."""
-        check_range("[0, inf]", keep_rounds=self.rounds)
         if not self.rounds:
             return
         commit = read_commit(self.folder, read_info(self.folder))

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
-from fedkeep.core.errors import ConfigError, RoundError, RunError
+from fedkeep.core.errors import ConfigError, RoundError, RunError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.records import Record, to_line
 from fedkeep.data.preparation import Encoding, Summary, agreeing
@@ -138,6 +138,7 @@ def serve_run(
     Raises:
         FedkeepError: with what was wanted, what was got and what to do.
     """
+    check_range("[0, inf]", keep_rounds=keep_rounds)
     goes_on = (out / "run.json").exists()
     if only and not goes_on:
         raise RunError(
