@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterator
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,14 @@ def test_every_client_comes_once_an_epoch(count: int, cohort: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["shuffled", "independent"])
+def test_clients_that_no_round_draws_are_told_from_any_round_on(mode: Any) -> None:
+    sampler = Sampler(7, 3, mode, 1)
+    for first, rounds in combinations(range(10), 2):
+        drawn = {c for round in range(first, rounds) for c in sampler(round)}
+        assert sampler.never(rounds, first) == sorted(set(range(7)) - drawn)
+
+
+@pytest.mark.parametrize("mode", ["shuffled", "independent"])
 def test_a_cohort_depends_on_seed_and_round_alone(mode: Any) -> None:
     forwards = [Sampler(50, 6, mode, 1)(r) for r in range(20)]
     sampler = Sampler(50, 6, mode, 1)
@@ -77,6 +86,7 @@ def test_a_cohort_among_a_billion_clients_costs_no_more() -> None:
     drawn = sampler(12345)
     assert len(set(drawn)) == 10
     assert max(drawn) < 10**9
+    assert Sampler(10**6, 10**5, "shuffled", 0).never(20, 1) == []  # as a whole epoch lies between
     assert time.perf_counter() - began < 1  # a table of a billion would take many seconds and gigabytes
 
 

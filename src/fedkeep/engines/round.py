@@ -133,8 +133,8 @@ class Sampler:
 
     def never(self, rounds: int, first: int = 0) -> list[int]:
         """Return the clients that none of the rounds from ``first`` on to ``rounds`` draws, ascending."""
-        whole = -(-first // self.rounds_per_epoch) * self.rounds_per_epoch  # where an epoch begins
-        if self.mode == "shuffled" and rounds >= whole + self.rounds_per_epoch and not self.joined:
+        whole = rounds // self.rounds_per_epoch > -(-first // self.rounds_per_epoch)  # an epoch lies between
+        if self.mode == "shuffled" and whole and not self.joined:
             return []
         _, clients = self.there(rounds)
         left = set(range(clients) if isinstance(clients, int) else map(int, clients))
