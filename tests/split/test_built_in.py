@@ -12,26 +12,17 @@ from torch import nn
 from fedkeep import FederatedData, Method, Split, check_split, methods, models
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch
-from fedkeep.engines.rehearsal import cannot_move, first_values, losses
+from fedkeep.engines.rehearsal import cannot_move, first_batches, first_values, losses
 from tests.engines.test_conformance import CASES
 from tests.tiny import texts
 
 
-def first_batches(data: FederatedData, pooled: bool = False) -> list[Batch]:
-    chosen = [c for c in range(len(data)) if len(data.rows(c, "train")) > 1][:3]
-    batches = [data.batch(data.rows(c, "train")) for c in chosen]
-    whose = [
-        {"client": torch.full((len(b["label"]),), c)} if pooled else {}
-        for c, b in zip(chosen, batches, strict=True)
-    ]
-    return [{**batch, **who} for batch, who in zip(batches, whose, strict=True)]
-
-
 def checked(
-    model: nn.Module, method: Method, batches: list[Batch], data: FederatedData
+    model: nn.Module, method: Method, data: FederatedData, whose: bool
 ) -> tuple[list[str], list[str]]:
     """Return violations and what no phase can move, as ``fedkeep check`` finds them."""
     net = Net(model)
+    batches = first_batches(data, net, whose=whose)
     start, terms = first_values(net, method, 0), losses(net, method, data)
     reports = [check_split(model, method.split, batches, loss=term, start=start, trains=()) for term in terms]
     violations = [str(v) for report in reports for v in report.violations]
@@ -49,7 +40,7 @@ def test_methods(name: str) -> None:
     model = case.model().double()
     method = case.method
     whole = method.extend(model) if method.extend else model
-    violations, stays = checked(whole, method, first_batches(case.data, name == "asp_mtl"), case.data)
+    violations, stays = checked(whole, method, case.data, name == "asp_mtl")
     assert violations == []
     assert stays == STAYS.get(name, [])
 
@@ -65,7 +56,7 @@ def images(classes: int, channels: int, side: int) -> list[Batch]:
     ]
 
 
-TEXT = first_batches(texts(counts=(6, 5)))
+TEXT = first_batches(texts(counts=(6, 5)), Net(nn.Linear(1, 1)))
 NUMBERS = [{"x": torch.randn(4, 3), "label": torch.tensor([0, 1, 2, k])} for k in range(2)]
 RATINGS = [{"item": torch.tensor([0, 2, 1]), "label": torch.tensor([4.0, 1.0, 3.0 + k])} for k in range(2)]
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any, list[Batch]]] = {

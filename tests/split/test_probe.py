@@ -14,7 +14,7 @@ from fedkeep import Split, check_split, declare, methods
 from fedkeep.core.errors import SplitError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, weighted_mean
-from fedkeep.split.probe import POINTS, SCALES
+from fedkeep.split.probe import POINTS, SCALES, ProbeStep, same
 from tests.refusals import raises
 from tests.split.test_check import CROSS_ENTROPY, Weights, batches, joint
 from tests.tiny import Logits, Noisy
@@ -329,6 +329,19 @@ def test_what_is_no_number_at_some_points_breaks_nothing() -> None:
 
     assert check_split(Scale(), Split("user"), ONES, loss=loss).ok
     assert set(lost) == {False, True}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"), [(np.nan, np.nan, True), (np.nan, 1.0, False), (1, 1, True)]
+)
+def test_not_a_number_is_like_itself_alone(one: float, other: float, alike: bool) -> None:
+    assert same(torch.tensor([one, 2.0]), torch.tensor([other, 2.0])) is alike
+
+
+def test_a_step_of_gradient_descent_by_hand() -> None:
+    step = ProbeStep(torch.zeros(()), {"w": torch.tensor(2.0)}, {}, {})
+    assert step.trained("w", torch.tensor(1.0)) == pytest.approx(0.8)  # 1 - 0.1 · 2
+    assert step.trained("buffer", torch.tensor(1.0)) == 1.0
 
 
 def test_a_set_that_probes_filled_is_empty_again() -> None:

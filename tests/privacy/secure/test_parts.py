@@ -22,6 +22,7 @@ def test_any_three_of_five_shares_give_the_secret_and_two_do_not() -> None:
     for places in itertools.combinations(shares, 3):
         assert shamir.join({p: shares[p] for p in places}, 32) == SECRET
     assert shamir.join(shares, 32) == SECRET
+    assert shamir.join({2: shamir.split(SECRET, 1, (1, 2))[1]}, 32) == SECRET  # of one, each is enough
     for places in itertools.combinations(shares, 2):
         with pytest.raises(SecureSumError, match="one is wrong, or there are too few"):
             shamir.join({p: shares[p] for p in places}, 32)
