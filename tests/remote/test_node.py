@@ -26,7 +26,7 @@ from fedkeep.remote.device_file import file_of
 from fedkeep.remote.messages import PROTOCOL, ClientOrder, EncodingFits, Here, Refused, message_of, packet_of
 from fedkeep.remote.node import Node, OwnerTerms
 from fedkeep.remote.serving import _without_links
-from fedkeep.store import Line, database
+from fedkeep.store import Line, Named, database
 from tests.engines.test_round import BROKEN, Fragile
 from tests.remote.device_states import begun
 from tests.remote.hand import RUN, Hand, only
@@ -242,12 +242,13 @@ class TestWork:
         hand.ask(node, hand.work([first], 0, 5))
         hand.ask(node, hand.work([self.order(hand, version=1, attempt=5, train=False)], 1, 6))
         orders = [
-            self.order(hand, "user-0", version=3, attempt=9),
+            self.order(hand, "user-0", version=3, attempt=9, best=Named(1, 1, 4)),
             self.order(hand, "user-1", version=3, attempt=9),
         ]
         found = hand.ask(node, hand.work(orders, 4, 12)).answers
         assert found[0].upload is not None
-        assert told[-2].endswith("It starts from version 1.")
+        assert told[-3].endswith("It starts from version 1.")
+        assert "that of the best round 1, is not on this device" in told[-2]  # another attempt's is
         assert isinstance(found[1].fault, LostError)  # nothing of it is here
         store = node._runs[RUN].store
         assert [v[1:4] for v in store.file.versions("user-0")][-2:] == [("user-0", 3, 9), ("user-0", 4, 12)]

@@ -322,6 +322,7 @@ def changing(inner: Any, kind: str, **header: Any) -> Any:
         ("here", {"clients": ["e\u0301"]}, "its ids of clients are not in Unicode's normal form C"),
         ("here", {"clients": ["a", "a"]}, "Client ids must be unique; 'a'"),
         ("fits", {"clients": {"a": {"train": -1}}}, "its numbers of examples make no sense"),
+        ("fits", {"clients": {"a": {"train": 2**63}}}, "its numbers of examples make no sense"),
         ("fits", {"clients": {"a": {"train": 10**400}}}, "its numbers of examples make no sense"),
         ("here", {"summary": {"x": 1}}, "Its summary is no summary, or is damaged"),
     ],

@@ -20,6 +20,7 @@ from fedkeep.privacy import DifferentialPrivacy
 from fedkeep.privacy.budget_ledger import FILE, BudgetLedger, marks
 from fedkeep.remote.roll_back import roll_back
 from fedkeep.remote.served_run import serve_run
+from fedkeep.remote.view import view_of
 from tests.engines.test_conformance import SEED
 from tests.remote.federations import Devices, federation
 
@@ -107,7 +108,9 @@ def test_rounds_that_are_run_again_have_other_cohorts_and_are_charged_again(more
     wanted = [sorted(f"user-{k}" for k in sampler(round)) for round in range(TO, ROUNDS + more)]
     assert drawn == [cohort for cohort in wanted if cohort]
     charged = [0, 1, 2, 3, *range(TO, ROUNDS + more)]
-    assert BudgetLedger.read(run / FILE, read_info(run)["run"]).rounds == charged
+    ledger = BudgetLedger.read(run / FILE, read_info(run)["run"])
+    assert ledger.rounds == charged
+    assert view_of(run).epsilon == (ledger.spent(None, ledger.terms.accountant), None)
 
 
 def test_a_round_that_is_taken_back_takes_its_error_along(place: Path) -> None:

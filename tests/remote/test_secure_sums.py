@@ -8,6 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,9 +83,12 @@ def events(folder: Path) -> list[str]:
     return [json.loads(line)["text"] for line in lines]
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_a_run_equals_a_simulations_to_the_bit_by_two_messages_a_round(name: str, tmp_path: Path) -> None:
-    devices, asked = devices_of(name, tmp_path), list[int]()
+@pytest.mark.parametrize(("name", "threshold"), [("furl", 1.0), ("fedavg", 2 / 3), ("mr_mtl", 2 / 3)])
+def test_a_run_equals_a_simulations_to_the_bit_by_two_messages_a_round(
+    name: str, threshold: float, tmp_path: Path
+) -> None:
+    sums = replace(SUMS, threshold=threshold)
+    devices, asked = devices_of(name, tmp_path, sums), list[int]()
     send = devices.transport.send
 
     def counting(messages: Any) -> list[str]:
@@ -93,7 +97,7 @@ def test_a_run_equals_a_simulations_to_the_bit_by_two_messages_a_round(name: str
         return send(given)
 
     devices.transport.send = counting  # type: ignore[method-assign]
-    found, expected = served(devices, tmp_path), simulated(name)
+    found, expected = served(devices, tmp_path), simulated(name, sums)
     kept = devices.kept(ledger_of(tmp_path / "run"))
     devices.close()
     assert same_bits(found, on_server(expected))

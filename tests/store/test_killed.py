@@ -340,6 +340,17 @@ def test_killed_while_the_file_is_made(tmp_path: Path, kind: Kind, monkeypatch: 
 
 
 @KINDS
+@pytest.mark.parametrize(("log", "left"), [(True, b""), (False, b"what a kill has left")])
+def test_a_log_that_is_empty_or_not_read_yet_is_not_copied(
+    tmp_path: Path, kind: Kind, log: bool, left: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = kind.at_rest(tmp_path / "a", 1)
+    kind.log(folder).write_bytes(left)
+    monkeypatch.delattr(shutil, "copyfile")
+    database.Database(kind.path(folder), log=log).close()
+
+
+@KINDS
 def test_a_commit_is_flushed_to_the_disk(tmp_path: Path, kind: Kind) -> None:
     """FULL flushes the log with every commit: see SQLite's pages on its log and on ``synchronous``."""
     kind.at_rest(tmp_path / "a", 1)
