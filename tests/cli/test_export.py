@@ -113,9 +113,10 @@ def scaled(_: Any, values: Any, columns: Any) -> Any:
     return values["weight"] * values["server/my.scale"] * columns["x"]
 
 
-def test_what_is_beside_a_model_moves_with_it() -> None:
+@pytest.mark.parametrize("scale", [2.0, 2])
+def test_what_is_beside_a_model_moves_with_it(scale: float) -> None:
     method = replace(library.methods.fedavg(), predict=scaled)
-    model = PersonalModel(nn.Linear(1, 1), method, {"server/my.scale": torch.full((1,), 2.0)})
+    model = PersonalModel(nn.Linear(1, 1), method, {"server/my.scale": torch.full((1,), scale)})
     x, names = torch.tensor([1.0, 3.0]), model.state_dict().keys()
     found = model(x=x)
     torch.testing.assert_close(model.double()(x=x.double()), found.double())

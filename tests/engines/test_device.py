@@ -204,9 +204,11 @@ def test_progress_is_told_client_by_client() -> None:
 
 
 def test_centralised_training_answers_once_and_keeps_everybody() -> None:
-    work = job(Logits(), FURL, DATA)
+    seen: list[float] = []
+    work = job(Logits(), FURL, DATA, after_step=seen.append)
     device = LocalDevice(work, Centralised())
     first, *others = device.train(orders(work, [0, 1, 2]))
+    assert seen == [0.2, 0.4, 0.6, 0.8, 1.0]  # 17 examples, 4 a step
     assert first.upload is not None
     assert [(a.client, a.upload, a.fault) for a in others] == [(c, None, None) for c in ("user-1", "user-2")]
     assert work.store.seen(range(4)) == [False] * 4

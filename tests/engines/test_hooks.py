@@ -268,10 +268,13 @@ def test_a_round_with_every_hook_by_hand() -> None:
 
     start: w + kept h; finish: uploads what was trained plus 1, sends its steps and keeps h = w. From w = 1:
     a begins at 1 + 0 → 1.4, b at 1 → 1.6; uploads 2.4 and 2.6, changes 1.4 and 1.6: w = 1 + (1.4 + 2 · 1.6) / 3.
+    At w = 1 the mean losses are 2² and (2² + 4²) / 2.
     """
+    losses = list[float]()
 
     def start(given: Start) -> Started:
-        assert given.loss({}) == given.loss(given.params)
+        losses.append(given.loss({}))
+        assert losses[-1] == given.loss(given.params)
         return Started(params={"w": given.sent.params["w"] + given.kept.state["h"]})
 
     def finish(given: Finish) -> Finished:
@@ -297,6 +300,7 @@ def test_a_round_with_every_hook_by_hand() -> None:
     work = job(Scalar(1.0), method, HAND)
     rounds = Rounds(work)
     report = rounds([0, 1])
+    assert losses == [4.0, 10.0]
     assert float(rounds.server.params["w"]) == pytest.approx(1 + (1.4 + 2 * 1.6) / 3, abs=1e-15)
     assert work.store.read([0, 1])["client/h"].tolist() == pytest.approx([1.4, 1.6], abs=1e-15)
     assert float(rounds.server.state["sum"]) == 3.0  # two clients, and a mean of one step

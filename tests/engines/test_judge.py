@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,25 @@ def test_clients_of_different_sizes_count_once_each_in_the_user_mean() -> None:
         run.evaluate(clients=["c"])
     with pytest.raises(DataError, match="No client of these data has the id '1'"):
         run.judge(("own",), clients=["a", 1])
+
+
+class Renormed(Unsaid):
+    """Gives other logits in training, by an operation that vmap runs client by client, with a warning."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.renorm(x, 2, 0, 1e9)) * (3.0 if self.training else 1.0)
+
+
+def test_clients_side_by_side_are_judged_as_one_after_the_other() -> None:
+    data = classes(counts=[4] * 16)
+    run = simulate(
+        Renormed().double(), methods.furl("user"), data, rounds=1, engine="sequential", evaluate_every=0
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = run.evaluate("test")
+    assert [str(one.message) for one in said] == []
+    assert found == pytest.approx(loop(run, "test", range(16)), abs=1e-12)
 
 
 def test_dropout_and_batch_statistics_are_off() -> None:

@@ -18,7 +18,7 @@ from fedkeep.data import FederatedData, Ragged, toy
 from fedkeep.engines import LocalResult, Stream, local_run
 from fedkeep.engines.batches import batches
 from fedkeep.engines.client_step import Job, mean_loss, outputs
-from fedkeep.engines.lanes import model_error
+from fedkeep.engines.lanes import columns_of, model_error
 from fedkeep.methods import terms
 from fedkeep.models import BagOfWords, DocumentModel
 from fedkeep.store import Default, MemoryStore
@@ -395,6 +395,11 @@ def test_a_model_of_another_size_is_told_what_an_example_has(engine: str, inputs
         simulate(torch.nn.Linear(inputs, 2), methods.fedavg(), data, rounds=1, engine=engine)
     told = "at least 3 outputs" if inputs == 4 else "x (4,) float32, label () int64"
     assert told in str(caught.value)
+
+
+def test_columns_of_fedkeeps_own_are_not_told() -> None:
+    batch = {"x": torch.ones(2, 4), **dict.fromkeys(("weight", "client", "_rows"), torch.ones(2))}
+    assert columns_of(batch) == "x (4,) float32"
 
 
 class FailsWhenJudged(torch.nn.Module):

@@ -151,7 +151,7 @@ class Attention(nn.Module):
         super().__init__()
         self.table, self.place = nn.Embedding(40, 4), nn.Parameter(torch.randn(longest, 4))
         self.layer = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.head = nn.Linear(4, 3)
+        self.head, self.idle = nn.Linear(4, 3), nn.Parameter(torch.ones(2))
 
     def forward(self, text: Tensor) -> Tensor:
         places = torch.arange(text.shape[1], device=text.device)

@@ -49,8 +49,8 @@ def test_a_client_over_which_two_workers_die_is_named(engine: Workers) -> None:
         rounds(engine, [[0, 1, 2, 3]], **scripted(lambda: os.kill(os.getpid(), signal.SIGKILL)))
     assert error.value.facts == {"client": "bad", "round": 0, "how": "was killed by signal 9 (SIGKILL)"}
     assert time.monotonic() - began < 10
-    with refusals.raises(WorkerError, client="bad", round=0):
-        rounds(engine, [[2]], **scripted(lambda: os._exit(3)))
+    with refusals.raises(WorkerError, client="bad", round=0, how="ended with code 0"):
+        rounds(engine, [[2]], **scripted(lambda: os._exit(0)))
 
 
 CROWD = pairs({c: [(13.0 if c == "g" else 1.0, 2.0)] * (20 - k) for k, c in enumerate("abcdefghijkl")})

@@ -52,6 +52,15 @@ def test_ctrl_c_in_a_worker_is_the_parents_to_answer() -> None:
     engine.close()
 
 
+def test_a_worker_that_is_to_end_does_not_do_what_its_parent_would(engine: Workers) -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with raises(WorkerError, how="was killed by signal 15 (SIGTERM)"):
+            rounds(engine, [[2]], **scripted(lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @FORK
 def test_simulate_leaves_no_process_behind() -> None:
     run = simulate(Logits(), FURL, DATA, rounds=1, engine="workers", workers=2)
