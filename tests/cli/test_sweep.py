@@ -57,6 +57,20 @@ def test_the_best_configuration_gives_the_run_that_was_chosen(fedkeep: Command) 
     assert "sweeps/toy holds another sweep" in other.stderr
 
 
+def test_the_best_configuration_finds_the_data_of_the_one_that_was_swept(
+    fedkeep: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    rows = [f"u{n % 3},{n % 7},{n % 5},{'ab'[n % 2]}" for n in range(60)]
+    Path("mine/mine.csv").write_text("\n".join(["user,height,width,label", *rows]))
+    Path("table.toml").rename("mine/table.toml")
+    batches = "method.batch_size={choices=[4,8]}"
+    succeeded(fedkeep("sweep", "mine/table.toml", "--range", batches, "--trials", 1, "--out", "s/t"))
+    succeeded(fedkeep("run", "s/t/best-furl.toml", "--out", "again"))
+    monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path / "s"))  # where other data are
+    succeeded(fedkeep("compare", "s/t/best-furl.toml", "--seeds", "3", "--out", "c"))
+
+
 def test_the_status_of_a_sweep(fedkeep: Command) -> None:
     words = ("sweep", "toy.toml", "--range", RATE, *SMALL)
     asked = succeeded(fedkeep(*words, "--trials", 2, "--status"))

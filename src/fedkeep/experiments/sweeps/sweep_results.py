@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeep.core.files import write_whole
+from fedkeep.core.files import expanded, write_whole
 from fedkeep.core.records import read_records
 from fedkeep.experiments.drive import ADAPTED
 from fedkeep.experiments.forecast import JobStatus, read_status
 from fedkeep.experiments.learned import summarize
 from fedkeep.experiments.places import State
 from fedkeep.experiments.run_directory import in_use
+from fedkeep.experiments.sources import data_folder, located
 from fedkeep.experiments.sweeps.plan import JOURNAL, Sweep
 from fedkeep.experiments.sweeps.trials import best_of, trial_folder
 from fedkeep.experiments.toml import value_text
@@ -26,6 +28,8 @@ from fedkeep.version import NUMERICS
 
 if TYPE_CHECKING:
     import optuna
+
+    from fedkeep.experiments.config import Config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +196,28 @@ def best_name(method: str) -> str:
     return f"best-{method.replace(':', '-')}.toml"
 
 
+def found_beside(config: Config, folder: Path | None, out: Path) -> Config:
+    """Return a configuration that, as a file in ``out``, finds the data that it found in ``folder`` so far.
+
+    Relative paths of data and word vectors become relative to ``out``, but for those in FEDKEEP_DATA's folder, which is
+    looked up from everywhere.
+    """
+    if folder is None or folder == data_folder(None):
+        return config
+
+    def moved(table: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, str]:
+        places = {key: table[key] for key in keys if isinstance(table.get(key), str)}
+        return {
+            key: Path(os.path.relpath(located(key, place, folder), out.resolve())).as_posix()
+            for key, place in places.items()
+            if not expanded(place).is_absolute()
+        }
+
+    data = config.data.model_copy(update=moved(config.data.options, ("path", "folder", "test_path")))
+    model = config.model.model_copy(update=moved(dict(config.model), ("word_vectors",)))
+    return config.model_copy(update={"data": data, "model": model})
+
+
 def write(sweep: Sweep, found: Sequence[Result]) -> Path:
     """Write ``results.md``, ``.csv`` and ``.json``, and ``best-METHOD.toml``; return the path of the first.
 
@@ -201,7 +227,7 @@ def write(sweep: Sweep, found: Sequence[Result]) -> Path:
     out = sweep.out
     for r in found:
         if r.number is not None:
-            config = sweep.config(r.method, r.values)
+            config = found_beside(sweep.config(r.method, r.values), sweep.folder, out)
             said = (
                 f"# Chosen by fedkeep sweep: the best of {len(r.trials)} trials by {sweep.metric} on valid.\n"
             )
