@@ -16,7 +16,7 @@ from tests.documents import ROOT
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 NUMBER = re.compile(r"[+−-]?\d[\d,]*(?:\.\d+)?")
 SPEEDS = ("speed", "speed-zen4", "speed-avx2")
-SCENES = ("zulip_channels", "zulip_channels, bag of words", "sticker-like (generated)")
+MESSAGES = "zulip_channels"
 FURL = {"Personalized FL, ours": "Personalized FL, best recipe"}
 
 
@@ -108,16 +108,9 @@ def test_a_mixed_model_stands_beside_furl() -> None:
 
 FILMS = {
     "PFedRec, drawn as published": ("PFedRec, draws as published", "sampled", "full"),
-    "the same, at its best test round": ("PFedRec, draws as published", "sampled, best test round", ""),
-    "the same, with the server's table": (
-        "PFedRec, draws as published",
-        "sampled, the server's table",
-        "full, the server's table",
-    ),
     "PFedRec, what is tested may be drawn": ("PFedRec, draws of leave_one_out", "sampled", "full"),
     "FURL": ("FURL", "sampled", "full"),
     "FedAvg": ("FedAvg", "sampled", "full"),
-    "FURL, trained in one place": ("Pooled", "sampled", "full"),
 }
 
 
@@ -141,16 +134,13 @@ def test_films_published() -> None:
 
 
 def test_furl() -> None:
-    ours = [100 * mean("furl-table3", scene, FURL["Personalized FL, ours"]) for scene in SCENES[:2]]
-    server = [100 * mean("furl-table3", scene, "Global Server") for scene in SCENES[:2]]
+    ours = 100 * mean("furl-table3", MESSAGES, FURL["Personalized FL, ours"])
+    server = 100 * mean("furl-table3", MESSAGES, "Global Server")
     counted, recalled = (
-        100 * mean("furl-table3", SCENES[0], name)
+        100 * mean("furl-table3", MESSAGES, name)
         for name in ("(each user's most frequent label)", "(local memory alone)")
     )
-    check_line(
-        PAGE, r"Personalized FL predicts (\S+) % .*? in one place, predicts (\S+) %", ours[0], server[0]
-    )
-    check_line(PAGE, r"bag of words it is (\S+) % against (\S+) %", ours[1], server[1])
+    check_line(PAGE, r"Personalized FL predicts (\S+) % .*? in one place, predicts (\S+) %", ours, server)
     check_line(PAGE, r"channel is right for (\S+) %, .*? messages\) for (\S+) %", counted, recalled)
     timed = "local memory alone", "federated text + private count prior and memory"
     by_time = (100 * mean("furl-channels", "split by time", name) for name in timed)

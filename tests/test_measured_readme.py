@@ -6,7 +6,7 @@ import re
 
 from benchmarks import claims
 from fedkeep.methods import METHODS
-from tests.test_measured import FURL, README, SCENES, SPEEDS, check, mean, percent, results
+from tests.test_measured import FURL, MESSAGES, README, SPEEDS, check, mean, percent, results
 
 
 def test_the_readme_says_what_was_measured() -> None:
@@ -56,7 +56,7 @@ def test_the_readme_says_what_was_measured() -> None:
         r"FedAvg: (\S+ ± \S+) against (\S+ ± \S+) %", *percent(reviews["KTEPS"]), *percent(reviews["FedAvg"])
     )
     ours = [
-        100 * mean("furl-table3", SCENES[0], FURL.get(name, name))
+        100 * mean("furl-table3", MESSAGES, FURL.get(name, name))
         for name in ("Personalized FL, ours", "Global Server")
     ]
     check_line(r"with vectors is right for (\S+) %\. One model without .*? is right for (\S+) %", *ours)
