@@ -312,3 +312,8 @@ def test_a_place_for_a_run_is_said_to_be_none(fedkeep: Command) -> None:
     assert found.exit_code == 2
     assert "--on" in found.stderr
     assert not Path("runs").exists()
+
+
+def test_parts_of_epochs_are_told_in_two_digits(fedkeep: Command) -> None:
+    told = succeeded(fedkeep("run", "toy.toml", "--set", "run.rounds=1", "--set", "data.users=8"))
+    assert "epoch 0.33 of 0.33, " in told.stdout  # a round of three

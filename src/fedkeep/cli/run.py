@@ -201,7 +201,8 @@ def show_result(run: Run, found: FoundConfig) -> None:
     shared = {r.metric: r.value for r in then}
     if shared:
         columns["test, shared part"] = shared
-    metrics_table(f"{name}: epoch {best.epoch:g} of {run.last.epoch:g}, {chosen}", columns, "\n".join(notes))
+    epoch, epochs = (round(each, 2) for each in (best.epoch, run.last.epoch))
+    metrics_table(f"{name}: epoch {epoch:g} of {epochs:g}, {chosen}", columns, "\n".join(notes))
     if last:
         splits = [s for s in ("valid", "test") if run.data.counts(s)[run.clients.positions].any()]
         metrics_table(f"{name}: the same, after each user's last step", {s: run.evaluate(s) for s in splits})
