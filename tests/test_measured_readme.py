@@ -6,7 +6,7 @@ import re
 
 from benchmarks import claims
 from fedkeep.methods import METHODS
-from tests.test_measured import FURL, MESSAGES, README, SPEEDS, check, mean, percent, results
+from tests.test_measured import README, SPEEDS, check, mean, percent, results
 
 
 def test_the_readme_says_what_was_measured() -> None:
@@ -27,16 +27,6 @@ def test_the_readme_says_what_was_measured() -> None:
         for n in ("FedRep", "FedAvg", "Local", "Mixture", "Fine-tuned")
     }
     check_line(r"RMSE on MovieLens-100K: (\S+); FedAvg (\S+), each alone (\S+) \|", *rmse[:3])
-    shown = ("FURL", "FedAvg", "Local")
-    ranks = [100 * mean("natural-users", "MovieLens-100K, the last film among 100", n, "hr10") for n in shown]
-    check_line(
-        r"first ten that are recommended for (\S+) % with `furl`, (\S+) % with FedAvg, (\S+) % alone", *ranks
-    )
-    letters = [100 * mean("natural-users", "Shakespeare, the next character", n, "accuracy") for n in shown]
-    check_line(
-        r"next character in Shakespeare is right for (\S+) % with `furl`, (\S+) % with FedAvg, (\S+) % alone\.",
-        *letters,
-    )
     check_line(
         r"a client: (\S+) %; FedAvg (\S+) %, each alone (\S+) %",
         *(right[n] for n in ("FedRep", "FedAvg", "Local")),
@@ -55,11 +45,6 @@ def test_the_readme_says_what_was_measured() -> None:
     check_line(
         r"FedAvg: (\S+ ± \S+) against (\S+ ± \S+) %", *percent(reviews["KTEPS"]), *percent(reviews["FedAvg"])
     )
-    ours = [
-        100 * mean("furl-table3", MESSAGES, FURL.get(name, name))
-        for name in ("Personalized FL, ours", "Global Server")
-    ]
-    check_line(r"with vectors is right for (\S+) %\. One model without .*? is right for (\S+) %", *ours)
     table2 = [r for r in results("moe-table2") if "paper's protocol" in r["scene"] and r["published"]]
     check_line(r"within (\S+) points", max(100 * abs(r["value"] - r["published"]) for r in table2))
     rows = [
