@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 LINK = re.compile(r"(\]\()((?:\.\./)*)([^)#:\s]+)((?:#[^)]*)?\))")
@@ -74,6 +72,20 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def option_row(option: Any) -> str:
+    """Return a row of a command's table: an option by all its names, an argument by the name that its usage has."""
+    names = [*option.opts, *option.secondary_opts]
+    named = option.param_type_name == "option"
+    name = ", ".join(names) if named else option.metavar or option.name.upper()
+    said = " ".join((getattr(option, "help", "") or "").split())
+    default = "required" if option.required and named else ""
+    if option.secondary_opts:
+        default = f"`{names[0] if option.default else names[-1]}`"
+    elif not option.required and not isinstance(option.default, bool) and option.default not in (None, ""):
+        default = f"`{option.default}`"
+    return f"| `{name}` | {cell(said)} | {default} |"
+
+
 def command_options() -> str:
     """Return every command with its arguments and options, from the command line itself."""
     from typer.main import get_command
@@ -89,17 +101,9 @@ def command_options() -> str:
             return
         text = inspect.cleandoc(command.help or "").replace("\b", "")
         parts.append(f"### `{path}`\n\n{text}\n")
-        rows = [
-            (", ".join(option.opts) if option.param_type_name == "option" else option.name.upper(), option)
-            for option in command.params
-            if option.name != "help"
-        ]
+        rows = [option_row(option) for option in command.params if option.name != "help"]
         if rows:
-            parts.append("| option | meaning |\n|---|---|")
-            parts.extend(
-                f"| `{name}` | {cell(' '.join((getattr(o, 'help', '') or '').split()))} |" for name, o in rows
-            )
-            parts.append("")
+            parts.extend(["| option | meaning | default |\n|---|---|---|", *rows, ""])
 
     describe(get_command(app), "fedkeep")
     return "\n".join(parts)
@@ -144,6 +148,8 @@ def reference(match: re.Match[str]) -> str:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add notebooks as pages, and what the repository has outside of docs/ that pages link to."""
+    from mkdocs.structure.files import File
+
     for path in sorted(ROOT.glob("docs/notebooks/*.ipynb")):
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebook_page(path)))
     queue = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -72,6 +73,22 @@ def test_every_command_stands_in_the_documents() -> None:
     listed = set(re.findall(r"^[│|\s]*([a-z]+) {2,}", help_of(), re.MULTILINE))
     assert {"demo", "run", "check", "evaluate", "personalize", "report", "reproduce", "list"} <= listed
     assert listed <= {words[0] for words in fedkeep_commands(ROOT / "docs" / "cli.md")}
+
+
+def test_the_site_lists_options_by_all_names_with_defaults() -> None:
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(hooks := importlib.util.module_from_spec(spec))
+    listed = hooks.command_options().partition("### `fedkeep compare`")[2].partition("###")[0]
+    rows = {
+        cells[1].strip(): cells[-2].strip()
+        for cells in (r.split("|") for r in listed.splitlines())
+        if cells[2:]
+    }
+    assert (rows["`--seeds`"], rows["`--tune`"]) == ("`3`", "`0`")
+    assert rows["`--references, --no-references`"] == "`--references`"
+    assert (rows["`CONFIG...`"], rows["`--methods`"], rows["`--status`"]) == ("", "", "")
 
 
 def test_configurations_in_the_documents_are_valid() -> None:
