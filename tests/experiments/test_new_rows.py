@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from fedkeep import FederatedData, methods, models, simulate
 from fedkeep.core.errors import DataError
+from fedkeep.data.preparation import Encoding, Rules
+from fedkeep.data.readers import raw_table
 from fedkeep.experiments.personalize.exported import Exported
 from fedkeep.experiments.run import Run
 
@@ -61,3 +64,40 @@ def test_texts_are_in_a_column_called_as_the_models() -> None:
     run = simulate(model, methods.fedavg(), data, rounds=60, progress=False)
     said = run.predict("u0", pyarrow.table({"text": ["good day", "bad news"]}))
     assert [row.tasks[0].value for row in said] == ["up", "down"]
+
+
+@pytest.mark.parametrize("use", ["fit", "predict", "continue"])
+def test_rows_whose_numbers_mean_something_else_are_refused(use: str, tmp_path: Path) -> None:
+    """By themselves new rows would number their labels, and scale their amounts, in another way than the run's."""
+
+    def encoded(
+        name: str, age: Sequence[float], label: Sequence[str], by: FederatedData | None = None
+    ) -> Any:
+        path = tmp_path / f"{name}.csv"
+        rows = [f"{name}{n % 3},{a},{say}" for n, (a, say) in enumerate(zip(age, label, strict=True))]
+        path.write_text("\n".join(["user,age,label", *rows]))
+        raw = raw_table(path, features=["age"])
+        if by is None:
+            return raw.encoded(Encoding.of(raw.summary(Rules())))
+        return raw.encoded(Encoding.from_json(by.meta["encoded_by"]))
+
+    data = encoded("old", [20.0, 30, 40, 50, 60, 70], ["cat", "dog", "fox"] * 2).split_per_user((0.5, 0, 0.5))
+    method = methods.fedper("head.*")
+    run = simulate(models.MLP(1, 3), method, data, rounds=1, progress=False)
+
+    def take(rows: FederatedData) -> None:
+        if use == "fit":
+            run.fit(rows=rows, progress=False)
+        elif use == "predict":
+            run.predict("old0", rows)
+        else:
+            again = rows.split_per_user((0.5, 0, 0.5))
+            simulate(models.MLP(1, 3), method, again, rounds=1, continue_from=run, progress=False)
+
+    labels, scales = ([20.0, 30, 40, 50, 60, 70], ["dog", "fox"] * 3), ([90.0, 91, 92], ["cat", "dog", "fox"])
+    with pytest.raises(DataError, match=r"label_names is \['dog', 'fox'\], there \['cat', 'dog', 'fox'\]"):
+        take(encoded("new", *labels))
+    with pytest.raises(DataError, match=r"standardised is .*91\.0.*, there .*45\.0"):
+        take(encoded("new", *scales))
+    for rows in (labels, scales):
+        take(encoded("new", *rows, by=data))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import shown
+from fedkeep.core.errors import DataError, shown
 from fedkeep.core.records import by_key
 from fedkeep.data.columns import Column, Ragged
 from fedkeep.tasks import tasks_in
@@ -50,6 +50,35 @@ MOST_BYTES = 1 << 28
 """Inputs that are larger, as files of many images, are not searched for equal examples."""
 BLOCK = 1 << 14
 """Rows that are looked at together."""
+
+
+CODES = ("label_names", "item_ids", "vocabulary", "features", "channels", "standardised", "units")
+"""What of a description says which label, item, word or amount a number stands for."""
+
+
+def check_codes(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise DataError where a number stands for another label, item, word or amount than in the data trained on.
+
+    Args:
+        was: the description (``meta``) of the data trained on.
+        now: of others. What one of both does not say is not compared; a list may go on after what is known.
+    """
+    for key in CODES:
+        known, new = was.get(key), now.get(key)
+        if known is None or new is None:
+            continue
+        if isinstance(known, list | tuple) and isinstance(new, list | tuple):
+            known, new = list(known), list(new)[: len(known)]
+        if known != new:
+            raise DataError(
+                "In these rows a number stands for something else than where the run was trained: {key} is {new}, "
+                "there {known}. Encode them as there: raw_table(FILE, ...).encoded(Encoding.from_json("
+                "run.data.meta['encoded_by'])), or raw_image_folder and the like, of fedkeep.data.readers; Encoding is in "
+                "fedkeep.data.preparation.",
+                key=key,
+                new=shown(new),
+                known=shown(known),
+            )
 
 
 def alike(names: Iterable[str]) -> list[list[int]]:

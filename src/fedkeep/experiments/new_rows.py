@@ -9,6 +9,7 @@ from torch import nn
 
 from fedkeep.core.net import Takes
 from fedkeep.data import FederatedData
+from fedkeep.data.alike import check_codes
 from fedkeep.data.preparation import Encoding
 from fedkeep.data.preparation.feature_columns import FeatureCode
 from fedkeep.data.preparation.numbers import PlainCode
@@ -39,10 +40,12 @@ def predict_rows(
         client: whose model it is.
 
     Raises:
-        DataError: there is no such column, or a value does not fit it.
+        DataError: there is no such column, or a value does not fit it; or numbers stand for other labels, items, words or
+            amounts.
         MethodError: there is a task that gives neither classes nor numbers.
     """
     if isinstance(rows, FederatedData):
+        check_codes(encoding.meta, rows.meta)
         data = rows
     elif isinstance(rows, Mapping):
         data = encoding.examples(rows)

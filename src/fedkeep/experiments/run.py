@@ -27,7 +27,7 @@ from fedkeep.core.params import CLIENT, Params, State, is_state, to
 from fedkeep.core.records import Record
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.data import FederatedData
-from fedkeep.data.alike import respelled
+from fedkeep.data.alike import check_codes, respelled
 from fedkeep.data.ids import SomeIds, as_id
 from fedkeep.engines import Adaptation, Job, Judged, LocalDevice, Order, Sequential, orders_of, to_records
 from fedkeep.engines.adapt import Fits, one_by_one, own_default, own_split
@@ -334,7 +334,11 @@ class Run:
         Args:
             data: with the same columns; of data that are not split every example is of ``train``, but for a fifth, ``valid``,
                 where a client's own step stops early by it.
+
+        Raises:
+            DataError: a number stands for another label, item, word or amount than in the run's data.
         """
+        check_codes(self.data.meta, data.meta)
         data = labelled(data, self.method)
         ids = data.ids
         old = np.array([self.data.ids.position(c) for c in map(str, ids)], np.int64)

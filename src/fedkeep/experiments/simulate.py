@@ -22,7 +22,7 @@ from fedkeep.core.modes import with_gradients
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Params, misfit, row
 from fedkeep.data import FederatedData, class_counts, hold_out
-from fedkeep.data.alike import label_warnings
+from fedkeep.data.alike import check_codes, label_warnings
 from fedkeep.data.federated import best_possible
 from fedkeep.data.ids import SomeIds
 from fedkeep.data.seen import FILE as SEEN
@@ -156,6 +156,8 @@ def simulate(
         trackers=trackers,
         metrics=metrics,
     )
+    if continue_from is not None:
+        check_codes(continue_from.data.meta, data.meta)
     simulation = Simulation(
         model,
         method,
