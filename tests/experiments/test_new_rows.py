@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
+import torch
 
 from fedkeep import FederatedData, methods, models, simulate
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, MethodError
 from fedkeep.data.preparation import Encoding, Rules
 from fedkeep.data.readers import raw_table
 from fedkeep.experiments.personalize.exported import Exported
@@ -101,3 +102,16 @@ def test_rows_whose_numbers_mean_something_else_are_refused(use: str, tmp_path: 
         take(encoded("new", *scales))
     for rows in (labels, scales):
         take(encoded("new", *rows, by=data))
+
+
+def test_a_model_that_fails_on_new_rows_is_told_of_as_in_training() -> None:
+    class Words(torch.nn.Embedding):
+        def forward(self, word: torch.Tensor) -> torch.Tensor:
+            return super().forward(word)
+
+    data = FederatedData.from_columns(
+        ["a"] * 6, {"word": [0, 1, 2] * 2, "label": [0, 1, 0] * 2}, ["train"] * 6
+    )
+    run = simulate(Words(3, 2), methods.fedavg(), data, rounds=1, progress=False)
+    with pytest.raises(MethodError, match="row 0 .*2 examples.*index out of range.*an id"):
+        run.predict("a", {"word": [1, 3]})

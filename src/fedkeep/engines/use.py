@@ -23,6 +23,7 @@ from fedkeep.data.preparation import Encoding, Ready
 from fedkeep.data.preparation.feature_columns import TargetsCode
 from fedkeep.data.preparation.label_columns import LabelCode
 from fedkeep.engines.batches import load_batch
+from fedkeep.engines.lanes import MODEL_ERRORS, columns_of, model_error
 from fedkeep.methods import Method
 from fedkeep.methods.base import forward
 from fedkeep.methods.labels import output_of
@@ -111,15 +112,20 @@ def predictions(
         rows: their numbers; None: all.
 
     Raises:
-        MethodError: there is a task that gives neither classes nor numbers.
+        MethodError: there is a task that gives neither classes nor numbers, or the model fails on the examples.
     """
     kind, takes, tasks = float_type(model), takes_of(model), said_tasks(encoding)
     chosen = np.arange(data.examples) if rows is None else np.asarray(rows, np.int64)
     for start in range(0, len(chosen), BLOCK):
         block = chosen[start : start + BLOCK]
         batch = load_batch(data, np.resize(block, BLOCK), place_of(model), kind)
-        with torch.no_grad():
-            output = logits_of(model(**(batch if isinstance(model, PersonalModel) else takes.of(batch))))
+        given = batch if isinstance(model, PersonalModel) else takes.of(batch)
+        try:
+            with torch.no_grad():
+                output = logits_of(model(**given))
+        except MODEL_ERRORS as error:
+            whose = f"The examples to predict, from row {block[0]} on"
+            raise model_error(whose, len(block), error, columns=columns_of(batch)) from error
         said = [_said(output_of(output, task.name)[: len(block)], task, encoding) for task in tasks]
         yield from zip(*said, strict=True)
 
