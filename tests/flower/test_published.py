@@ -39,6 +39,7 @@ from fedkeep.flower.signed import sign_project
 from fedkeep.remote import fingerprint
 from fedkeep.remote.attendance import attendance_of
 from fedkeep.remote.device_file import DeviceFile, LogLine
+from fedkeep.remote.roll_back import roll_back
 from fedkeep.remote.served_run import serve_run
 from fedkeep.report.page import write_report
 from fedkeep.report.wording import number as in_words
@@ -133,7 +134,7 @@ trusted = ["../keys/signer.pub"]
 """)
         return lines
 
-    def train(self, sites: tuple[str, ...] = SITES, only: Any = "") -> None:
+    def train(self, sites: tuple[str, ...] = SITES, only: Any = "", keep_rounds: int = 0) -> None:
         client_app._configured.cache_clear()
         contexts = [
             context(7 + k, **{client_app.NODE_CONFIG: str(self.folder / name / "node.toml")})
@@ -141,7 +142,7 @@ trusted = ["../keys/signer.pub"]
         ]
         made = replace(federation_of(self.text), clients=len(sites))
         grid = GridTransport(Loopback(serve, contexts))
-        serve_run(made, grid, self.run, progress=False, poll=0.01, only=only)
+        serve_run(made, grid, self.run, progress=False, poll=0.01, only=only, keep_rounds=keep_rounds)
 
     def go_on(self, rounds: int) -> None:
         self.text = self.text.replace(f"rounds = {self.rounds}\n", f"rounds = {rounds}\n")
@@ -373,6 +374,34 @@ def test_an_older_version_is_refused_before_and_after_a_newer_one_was_used(train
     assert device(home, "evaluate", "--published", trained.folder / "2.published").exit_code == 0
     assert "older" in refusal(home, trained.folder / "1.published")
     assert device(home, "evaluate").exit_code == 0
+
+
+def test_a_device_follows_what_a_server_publishes_that_was_rolled_back(tmp_path: Path) -> None:
+    """Before it has heard of that by a message, and after; what it had adapted to before is no more."""
+    hospitals, home = Hospitals(tmp_path, 'kind = "apfl"', rounds=4), tmp_path / "north"
+    hospitals.train(keep_rounds=4)
+    newest = hospitals.publish(last=True)
+    assert device(home, "evaluate", "--published", newest).exit_code == 0
+    roll_back(hospitals.run, 3)
+    found = device(home, "evaluate", "--published", hospitals.publish(last=True))
+    assert (found.exit_code, found.stderr) == (0, "")
+    assert "older" in refusal(home, newest)
+    hospitals.train(keep_rounds=4)
+    assert device(home, "evaluate", "--published", hospitals.publish(last=True)).exit_code == 0
+
+
+def test_what_was_adapted_to_a_round_that_is_taken_back_is_adapted_again(tmp_path: Path) -> None:
+    hospitals, home = Hospitals(tmp_path, 'kind = "fine_tuned"', rounds=2), tmp_path / "north"
+    hospitals.train(keep_rounds=2)
+    assert device(home, "adapt", "--published", hospitals.publish(last=True)).exit_code == 0
+    assert device(home, "evaluate").exit_code == 0
+    roll_back(hospitals.run, 1)
+    hospitals.train()
+    again = hospitals.publish(last=True)
+    assert "adapting after the rounds" in refusal(home, again)
+    for _ in range(2):
+        assert device(home, "adapt", "--published", again).exit_code == 0
+        assert device(home, "evaluate").exit_code == 0
 
 
 class WithAdapter(nn.Module):

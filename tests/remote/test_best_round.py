@@ -18,12 +18,13 @@ from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.personalize import adapt_clients
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.device_store import STAGED, DeviceStore, counted
+from fedkeep.remote.roll_back import roll_back
 from fedkeep.remote.served_run import Federation, serve_run
 from fedkeep.remote.transport import Died, Weather
 from tests.engines.test_conformance import CASES
 from tests.methods.table import ROWS
 from tests.remote.federations import Devices, federation
-from tests.remote.test_conformance import server_of
+from tests.remote.test_conformance import ledger_of, server_of
 from tests.remote.test_server import stops_after
 from tests.tiny import at_best, on_server, same_bits
 
@@ -188,6 +189,30 @@ def test_what_a_device_lacks_is_said_and_its_last_values_are_used(tmp_path: Path
         assert counted(file, client, run.last.round) == (last, "")
         version, note = counted(file, client, run.last.round - 1)
         assert (version, f"round {run.last.round - 1}" in note) == (last, True)
+
+
+def test_of_rounds_that_were_taken_back_no_version_counts_on_a_device(tmp_path: Path) -> None:
+    """It may have been told of a round of the same number, and have missed that the server went back."""
+    devices, run = Devices("furl", tmp_path / "devices", nodes=2), tmp_path / "run"
+    serve_run(made("furl", rounds=3), devices.transport, run, progress=False, again=50.0, keep_rounds=3)
+    for _ in range(2):  # stopped on the way it is called again
+        roll_back(run, 2)
+    (taken,) = read_info(run)["rolled_back"]
+    clients = [str(name) for name in devices.data.ids[::2]]
+    with files(devices) as (file, _):
+        taken_back = [c for c in clients if file.versions(c)[-1].round == 2]
+        for client in taken_back:
+            assert counted(file, client, 3) == (file.versions(client)[-1], "")
+            version, _ = counted(file, client, 3, [taken])
+            assert version is not None
+            assert version.attempt == ledger_of(run)[client].attempt
+        assert taken_back
+    devices = Devices("furl", tmp_path / "devices", nodes=2)
+    serve_run(made("furl", rounds=3), devices.transport, run, progress=False, again=50.0)
+    with files(devices) as (file, _):
+        for client in clients:
+            assert counted(file, client, 3, [taken]) == counted(file, client, 3)
+            assert counted(file, client, 3)[1] == ""
 
 
 def assert_few_versions(devices: Devices, history: int = 1) -> None:

@@ -34,7 +34,7 @@ from fedkeep.remote.device_file import RUN_ID
 from fedkeep.remote.node_config import states_folder
 from fedkeep.remote.published import Models, Published, published_of
 
-FORMAT = 2
+FORMAT = 3
 ENDING = ".published"
 
 
@@ -144,7 +144,7 @@ def read_published(path: Path, trusted: Iterable[Path]) -> Published:
             client: Sent.of({name: tensors[f"{number}/{name}"] for name in names})
             for number, (client, names) in enumerate(header["sent"].items())
         }
-        names = ("run", "round", "finished", "experiment", "encoding", "seed", "fingerprint")
+        names = ("run", "round", "finished", "experiment", "encoding", "seed", "fingerprint", "rolled_back")
         published = Published(**{name: header[name] for name in names}, sent=sent)
         if not RUN_ID.fullmatch(published.run):
             raise ValueError("its run has no name")
@@ -220,13 +220,13 @@ def models_of(config: Path, file: Path | None, run: str | None = None) -> Models
             "{file} is of the run {got}, and not of {run}.", file=file, got=published.run, run=run
         )
     kept = folder / f"{published.run}{ENDING}"
-    if kept.exists() and (before := read_published(kept, trusted).finished) > published.finished:
+    if kept.exists() and (before := read_published(kept, trusted)).age > published.age:
         raise RunError(
             "{file} was published after round {finished}, and this device has had what was published after "
             "round {before}: it is older. Leave out --published for that one.",
             file=file,
             finished=published.finished,
-            before=before,
+            before=before.finished,
         )
     models = Models(config, published)
     private_folder(folder)

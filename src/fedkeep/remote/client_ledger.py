@@ -44,6 +44,15 @@ class Attempts:
         return new_attempt(self.last, CLOCK_NONCE_BITS)
 
 
+def first_after(attempts: int) -> int:
+    """Return what the attempts of a server that is started again are no less than, and all before are less than.
+
+    Args:
+        attempts: as ``run.json`` has them.
+    """
+    return (attempts + 1) << CLOCK_NONCE_BITS
+
+
 @dataclass(frozen=True)
 class RunClients:
     """The clients of a run, by id, and which of them have examples to train on."""

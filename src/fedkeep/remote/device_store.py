@@ -56,6 +56,8 @@ from fedkeep.store.version_file import Version
 STAGED = 4
 OnMissing = Literal["refuse", "older", "anew"]
 Accept = Callable[[Kept, Kept, float], Kept]
+RolledBack = Sequence[Sequence[int]]
+"""Rounds that a server was rolled back to, each with the first attempt that it could make after it; in that order."""
 
 
 class MissingError(StoreError):
@@ -456,7 +458,14 @@ def survivors(
     return line + staged[-STAGED:]
 
 
-def counted(file: DeviceFile, client: str, round: int) -> tuple[Version | None, str]:
+def stands(round: int, attempt: int, rolled_back: RolledBack) -> bool:
+    """Tell whether what an attempt gave for the state after a round was not taken back since."""
+    return not any(round > to and attempt < first for to, first in rolled_back)
+
+
+def counted(
+    file: DeviceFile, client: str, round: int, rolled_back: RolledBack = ()
+) -> tuple[Version | None, str]:
     """Return the version of a client that counted after a round, and what is to be said where that is not certain.
 
     It is the one that the server has named of the round, as the best or the last. One that it named of an earlier round
@@ -466,22 +475,26 @@ def counted(file: DeviceFile, client: str, round: int) -> tuple[Version | None, 
         file: what the device keeps.
         client: whose.
         round: how many rounds were finished.
+        rolled_back: what the server has taken back up to then.
 
     Returns:
         None: default values counted, or the device keeps none. Else an accepted version: where the one that counted is
         not here, the last one, and a text that says so.
     """
-    rows = file.versions(client)
+    rows, words = file.versions(client), file.named(client).values()
     kept = [row for row in rows if row.accepted]
-    last = max(kept, key=lambda row: row.number, default=None)
-    known = [word.named for word in file.named(client).values()]
-    if not known:
+    standing = {row.number: stands(row.round + 1, row.attempt, rolled_back) for row in rows}
+    last = max(kept, key=lambda row: (standing[row.number], row.number), default=None)
+    if not words:
         return last, ""
+    known = [word.named for word in words if stands(word.named.round, word.message, rolled_back)]
     named = next((one for one in known if one.round == round), None)
     if named is None:
         named = max((one for one in known if one.round < round), default=None)
         since = [
-            row for row in rows if not row.accepted and named is not None and named.round <= row.round < round
+            row
+            for row in rows
+            if standing[row.number] and named is not None and named.round <= row.round < round
         ]
         if named is None or since or max(known).round > round:
             return last, _said(client, f"word of the version that counted after round {round}", last)

@@ -45,7 +45,7 @@ from fedkeep.methods.base import forward
 from fedkeep.remote import fingerprint
 from fedkeep.remote.client_ledger import RunClients
 from fedkeep.remote.device_file import AdaptedRow, DeviceFile, FileHeader, adapted_content, create, file_of
-from fedkeep.remote.device_store import counted
+from fedkeep.remote.device_store import RolledBack, counted, stands
 from fedkeep.remote.node_config import NodeConfig, experiment, read_node_config
 from fedkeep.remote.own_data import encodable, of_clients, settled
 from fedkeep.store import MemoryStore
@@ -65,6 +65,7 @@ class Published:
         encoding: how the data became numbers, as JSON.
         seed: what clients' first values and draws follow from.
         fingerprint: of the experiment's parts.
+        rolled_back: what the server has taken back.
         sent: what a client is sent, by its id, or for all.
     """
 
@@ -75,7 +76,13 @@ class Published:
     encoding: Mapping[str, Any]
     seed: int
     fingerprint: Mapping[str, str]
+    rolled_back: RolledBack
     sent: Mapping[str, Sent]
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """What ascends from one to the next of a run."""
+        return len(self.rolled_back), self.finished
 
 
 def published_of(folder: Path, clients: Sequence[str] = (), *, last: bool = False) -> Published:
@@ -141,6 +148,7 @@ def published_of(folder: Path, clients: Sequence[str] = (), *, last: bool = Fals
         encoding=encoding,
         seed=int(info["seed"]),
         fingerprint=fingerprint.parts(net.module, method, net.initial(), encoding),
+        rolled_back=info.get("rolled_back", ()),
         sent={client: sent[client] for client in clients or [ALL]},
     )
 
@@ -230,14 +238,12 @@ class Models:
         )
 
     def _read(self, file: DeviceFile, store: MemoryStore, clients: set[str]) -> None:
+        taken = self.published.rolled_back
         for name in file.clients() & clients:
-            accepted = [
-                version.round + 1 for version in file.versions(name) if version.accepted and version.version
-            ]
-            self.newest = max(
-                [self.newest, *accepted, *(word.named.round for word in file.named(name).values())]
-            )
-            version, note = counted(file, name, self.published.round)
+            heard = [(v.round + 1, v.attempt) for v in file.versions(name) if v.accepted and v.version]
+            heard += [(word.named.round, word.message) for word in file.named(name).values()]
+            self.newest = max([self.newest, *(one[0] for one in heard if stands(*one, taken))])
+            version, note = counted(file, name, self.published.round, taken)
             if note:
                 self.notes[name] = note
             if version is not None:
@@ -247,7 +253,8 @@ class Models:
                     name, version.version, 0, version.attempt, self.published.round
                 )
         for name, found in file.adapted().items():
-            if name in clients and found.round == self.published.round:
+            now = found.round == self.published.round and stands(found.round, found.attempt, taken)
+            if name in clients and now:
                 self.adapted[name] = file.adapted_values(found)
 
     @property
@@ -388,8 +395,9 @@ class Models:
         done = [str(client) for client in found.clients]
         with closing(DeviceFile(path, self.owner)) as file:
             before, rows = file.adapted(), []
+            least = max((first for _, first in self.published.rolled_back), default=0)
             for name in done:
-                attempt = before[name].attempt if name in before else 0
+                attempt = max(before[name].attempt, least) if name in before else least
                 made = self.trained.get(name, AdaptedRow(name, 0, 0, 0, self.published.round))
                 values = {n: v.cpu() for n, v in found.own(name).items()}
                 rows.append((made._replace(attempt=attempt), adapted_content(values, name)))

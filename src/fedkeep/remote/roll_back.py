@@ -3,7 +3,8 @@
     kept/ROUND/commit.json, server-ROUND.safetensors, examples-N.safetensors
 
 Records and ledger only grow, so a commit's extents give them back. Devices follow a server that was rolled back as far as they
-keep old versions of private states themselves, and refuse by name where they do not.
+keep old versions of private states themselves, and refuse by name where they do not. ``run.json`` notes each round that was
+returned to, and which messages came after it (``RolledBack``): so devices know what is taken back of what they have heard.
 
 What differential privacy has charged stays charged, as the rounds that are taken back were released, and the server
 that goes on draws cohorts by another secret.
@@ -22,6 +23,7 @@ from fedkeep.core.files import beside, sync_folder, whole_or_error, write_of_run
 from fedkeep.core.run_files import Commit, read_commit, read_info
 from fedkeep.experiments.run_directory import RunDirectory, files_of
 from fedkeep.privacy.budget_ledger import FILE, BudgetLedger, marks
+from fedkeep.remote.client_ledger import first_after
 
 FOLDER = "kept"
 
@@ -81,6 +83,8 @@ def roll_back(folder: Path, round: int) -> None:
     with closing(RunDirectory(folder, info)) as directory:  # locked
         info["status"] = "running"
         info.pop("error", None)  # of a round that is taken back
+        taken, now = list(info.get("rolled_back", ())), [round, first_after(int(info.get("attempts", 0)))]
+        info["rolled_back"] = taken if now in taken else [*taken, now]
         commit = read_commit(place, info)
         if "ledger" in commit.extra:  # what was released up to now stays charged
             BudgetLedger.read(folder / FILE, str(info["run"]), marks(info, read_commit(folder, info).extra))
