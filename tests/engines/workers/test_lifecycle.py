@@ -71,6 +71,33 @@ def test_simulate_leaves_no_process_behind() -> None:
 
 
 @FORK
+def test_a_process_that_outlives_its_kill_is_told_of_and_all_else_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Workers(2)
+    rounds(engine, [[0, 2]])
+    made = engine._pool
+    assert made is not None
+    workers, held = list(made.workers), [made.worker_job.sent]
+    stuck = workers[-1].process
+    monkeypatch.setattr(pool, "PATIENCE", 0.1)
+    monkeypatch.setattr(stuck, "kill", lambda: None)  # the kernel does not end it now
+    assert stuck.pid is not None
+    later = threading.Timer(5, os.kill, (stuck.pid, signal.SIGKILL))  # in place of waiting for ever
+    later.start()
+    with pytest.warns(UserWarning, match=f"{stuck.pid}.*has not ended"):
+        engine.close()
+    assert multiprocessing.active_children() == [stuck]
+    assert all(worker.connection.closed for worker in workers)
+    for arena in [*held, *(arena for worker in workers for arena in worker.memory)]:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(arena.file)
+    later.cancel()
+    os.kill(stuck.pid, signal.SIGKILL)
+    stuck.join()
+
+
+@FORK
 def test_an_engine_that_is_forgotten_ends_its_workers() -> None:
     engine = Workers(1)
     rounds(engine, [[0]])

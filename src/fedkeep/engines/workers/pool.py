@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,7 @@ from fedkeep.store import Default, MemoryStore
 
 Start = Literal["fork", "spawn"]
 PATIENCE = 10.0
-"""Seconds that a killed process is waited for."""
+"""Seconds that a process which is killed or about to end is waited for."""
 SILENCE = 600.0
 """Seconds without an answer after which a word is said."""
 TRIES = 30
@@ -64,14 +65,27 @@ class Worker:
     places: deque[int] = field(default_factory=deque)
     turn: int = 0
 
+    def ends(self) -> bool:
+        """Wait for the process to end, not for ever; ``join`` may, as a forked process lets go of what that waits at."""
+        until = time.monotonic() + PATIENCE
+        while self.process.exitcode is None and time.monotonic() < until:
+            time.sleep(0.001)
+        return self.process.exitcode is not None
+
     def end(self) -> None:
         """Kill the process, and give back what its parent holds of it."""
         self.process.kill()
-        self.process.join(PATIENCE)
-        self.process.close()
+        ended = self.ends()
         self.connection.close()
         for arena in self.memory:
             arena.close()
+        if ended:
+            self.process.close()
+        else:
+            warn(
+                f"The worker process {self.process.pid} was killed and has not ended after {PATIENCE:g} s: the system "
+                f"still waits for something of its, e.g. a disk. It ends when that comes."
+            )
 
 
 class Pool:
@@ -220,7 +234,7 @@ class Pool:
     def _bury(self, worker: Worker) -> int | None:
         """End a process; return the code with which it had ended, if it had."""
         self.workers.remove(worker)
-        worker.process.join(PATIENCE)  # its connection is at its end, so it is about to be gone, if it isn't
+        worker.ends()  # its connection is at its end, so it is about to be gone, if it isn't
         code = worker.process.exitcode
         worker.end()
         return code
