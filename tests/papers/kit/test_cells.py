@@ -94,6 +94,15 @@ def test_a_result_that_does_not_say_its_numerics_is_of_the_oldest(tmp_path: Path
     assert mine.find() == Finished(result=Point(0.5), numerics=1)
 
 
+@pytest.mark.parametrize("about", [{"commit": "ab"}, {"environment": {"commit": "ab"}}])
+def test_a_result_says_which_source_computed_it_and_how_long(tmp_path: Path, about: dict[str, Any]) -> None:
+    mine = slot(tmp_path / "it.json")
+    mine.write(Point(0.5))
+    entry = json.loads(mine.file.read_text(encoding="utf-8"))
+    mine.file.write_text(json.dumps({**entry, **about, "seconds": 2.5}), encoding="utf-8")
+    assert mine.find() == Finished(result=Point(0.5), numerics=NUMERICS, commit="ab", seconds=2.5)
+
+
 def test_several_share_a_file(tmp_path: Path) -> None:
     slots = [slot(tmp_path / "it.json", shared=True, settings={"seed": n}) for n in range(3)]
     for n, each in enumerate(slots):

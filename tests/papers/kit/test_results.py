@@ -1,10 +1,14 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.experiments.environment import commit
+from fedkeep.version import NUMERICS
+from fedkeep_papers.kit.cells import Finished
 from fedkeep_papers.kit.results import Row, over_seeds, published_table, read_results, write_results
 
 GOOD: dict[str, Any] = {
@@ -17,7 +21,13 @@ GOOD: dict[str, Any] = {
     "published": 0.6241,
     "scale": "quick",
     "commit": "abc",
+    "numerics": [1, 3],
+    "seconds": 0.5,
 }
+
+
+def cell(commit: str, numerics: int, seconds: float | None = None) -> Finished[Any]:
+    return Finished(result=None, numerics=numerics, commit=commit, seconds=seconds)
 
 
 def test_round_trip_and_markdown(tmp_path: Path) -> None:
@@ -30,11 +40,11 @@ def test_round_trip_and_markdown(tmp_path: Path) -> None:
             "Personalized FL",
             "accuracy",
             {1: 0.57, 0: 0.55},
+            [cell("b", 3, 1.5), cell("a", 1, 2.0)],
             published=0.6241,
             scale="full",
-            commit="a",
         ),
-        over_seeds("zulip", "local", "accuracy", {0: 0.5}, scale="full", commit="b, a"),
+        over_seeds("zulip", "local", "accuracy", {0: 0.5}, [cell("c", 3)], scale="full"),
     ]
     text, markdown = write_results(
         tmp_path / "results",
@@ -53,14 +63,31 @@ def test_round_trip_and_markdown(tmp_path: Path) -> None:
         "seeds": [0, 1],
         "published": 0.6241,
         "scale": "full",
-        "commit": "a",
+        "commit": "a, b",
+        "numerics": [1, 3],
+        "seconds": 3.5,
     }
     assert read_results(text) == rows
     page = markdown.read_text()
     assert "# FURL, Table 3\n\nData *differ*.\n\n## zulip\n" in page
     assert "| Personalized FL | Accuracy | 56.00 ± 1.41 % | 62.41 % | −6.41 points | 2 |" in page
     assert "![bars one](../figures/bars%20one.png)" in page
-    assert "Scale: full. Seeds: 0, 1. Commit: a, b." in page
+    assert "Scale: full. Seeds: 0, 1. Commit: a, b, c." in page
+
+
+def test_a_row_says_what_computed_its_cells() -> None:
+    def row(values: dict[int, float], *cells: Finished[Any]) -> Row:
+        return over_seeds("s", "m", "accuracy", values, cells, scale="full")
+
+    both = row({0: 0.5, 1: math.nan}, cell("b", 3, 1.0), cell("", 3, None))  # the second broke down
+    assert (both.value, both.seeds) == (0.5, (0,))
+    assert (both.commit, both.numerics, both.seconds) == ("b", (3,), None)
+    untrained = row({0: 0.5})
+    assert (untrained.commit, untrained.numerics, untrained.seconds) == (commit() or "", (NUMERICS,), None)
+    missing = row({})
+    assert (missing.value, missing.commit, missing.numerics, missing.seconds) == (None, "", (), None)
+    with pytest.raises(ConfigError, match="finite"):
+        row({0: math.inf})
 
 
 @pytest.mark.parametrize(
@@ -78,6 +105,13 @@ def test_round_trip_and_markdown(tmp_path: Path) -> None:
         ({"seeds": []}, None),
         ({"scene": ""}, None),
         ({"commit": 3}, "commit"),
+        ({"numerics": []}, None),
+        ({"numerics": [3, 1]}, None),
+        ({"numerics": [3, 3]}, None),
+        ({"numerics": 3}, "numerics"),
+        ({"seconds": -1.0}, None),
+        ({"seconds": float("inf")}, None),
+        ({"seconds": "1"}, "seconds"),
         ({"metrik": 1}, "metrik"),
     ],
 )
@@ -92,7 +126,7 @@ def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any], field: str |
 
 def test_a_percentage_is_told_from_a_fraction() -> None:
     with pytest.raises(ConfigError, match="Is it a percentage"):
-        over_seeds("s", "m", "accuracy", {0: 62.4}, scale="full", commit="")
+        over_seeds("s", "m", "accuracy", {0: 62.4}, scale="full")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +157,7 @@ def test_a_file_that_is_missing_empty_or_doubled_is_named(tmp_path: Path) -> Non
 
 
 def test_writing_refuses_what_reading_would_refuse(tmp_path: Path) -> None:
-    row = Row(**{**GOOD, "seeds": (0, 1)})
+    row = Row(**{**GOOD, "seeds": (0, 1), "numerics": (1, 3)})
     with pytest.raises(ConfigError, match=r"^Results 'x': two rows for zulip, furl, accuracy, quick\.$"):
         write_results(tmp_path, "x", [row, row], title="t")
     with pytest.raises(ConfigError, match=r"got '\.\./x'"):
@@ -135,9 +169,9 @@ def test_writing_refuses_what_reading_would_refuse(tmp_path: Path) -> None:
 
 def test_published_beside_ours() -> None:
     rows = [
-        Row("s", "Global FL", "accuracy", 0.1583, 0.008, (0, 1), 0.119, "full", "c"),
-        Row("s", "local", "accuracy", 0.5, None, (0,), None, "full", "c"),
-        Row("s", "not run", "accuracy", None, None, (), 0.6241, "full", "c"),
+        Row("s", "Global FL", "accuracy", 0.1583, 0.008, (0, 1), 0.119, "full", "c", (3,), 1.0),
+        Row("s", "local", "accuracy", 0.5, None, (0,), None, "full", "c", (3,), None),
+        Row("s", "not run", "accuracy", None, None, (), 0.6241, "full", "", (), None),
     ]
     table = published_table(rows)
     assert table.columns == ("scene", "method", "metric", "ours", "published", "ours − published", "seeds")

@@ -18,12 +18,13 @@ from fedkeep.experiments.personalize import adapt_clients, rooted
 from fedkeep.experiments.reproductions import Request
 from fedkeep.methods import mixture
 from fedkeep_papers.kit import plots
+from fedkeep_papers.kit.cells import Finished
 from fedkeep_papers.moe import cells as moe_cells
 from fedkeep_papers.moe import figure6 as moe_figure6
 from fedkeep_papers.moe import sheet as moe_sheet
 from fedkeep_papers.moe.cells import Work
 from fedkeep_papers.moe.experts import OnPixels
-from fedkeep_papers.moe.figure6 import ALIKE, figure6, mixed, share
+from fedkeep_papers.moe.figure6 import ALIKE, figure6, mixed, several, share
 from fedkeep_papers.moe.results import Cell, Result
 from fedkeep_papers.moe.scene import Adapting, Federation, Scene
 from fedkeep_papers.moe.variants import KINDS, LOCAL, MIXTURE, PAPER, Variant, adapting_method, mixture_model
@@ -154,8 +155,26 @@ def test_several_kinds_by_hand() -> None:
     alike = [Result((v, v, v, v, v), tuple(v + k / 10 for k in range(5))) for v in (0.1, 0.2, 0.3)]
     assert mixed(alike, "valid") == pytest.approx((0.1 + 0.2 + 0.3 + 0.1 + 0.2) / 5)
     assert mixed(alike, "test") == pytest.approx((0.1 + 0.3 + 0.5 + 0.4 + 0.6) / 5)
-    assert mixed([*alike[:2], None], "test") is None
     assert [[way.variant.expert for way in ways] for ways in ALIKE.values()] == [["", "small", "linear"]] * 2
+
+
+def test_a_seed_that_lacks_a_kind_is_not_in_the_row_of_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = ALIKE[MIXTURE.name]
+    values = {first: {0: 0.1, 1: 0.5}, second: {0: 0.2, 1: 0.5}, third: {0: 0.3}}
+
+    def finished(_: moe_sheet.Sheet, __: Scene, way: moe_sheet.Way) -> dict[int, Finished[Result]]:
+        return {
+            seed: Finished(result=Result((v,) * 5, ()), numerics=int(10 * v), commit=f"{v}", seconds=v)
+            for seed, v in values[way].items()
+        }
+
+    monkeypatch.setattr(moe_sheet.Sheet, "finished", finished)
+    asked = Request(tmp_path, tmp_path, seeds=[0, 1], progress=False)
+    row = several(moe_sheet.sheet(asked, [SCENE], ()), SCENE, MIXTURE.name, "valid")
+    assert (row.seeds, row.value) == ((0,), pytest.approx((0.1 + 0.2 + 0.3 + 0.1 + 0.2) / 5))
+    assert (row.commit, row.numerics, row.seconds) == ("0.1, 0.2, 0.3", (1, 2, 3), 0.6)
 
 
 def test_pixels_by_hand() -> None:

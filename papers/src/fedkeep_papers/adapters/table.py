@@ -285,28 +285,28 @@ def cells_of(request: Request) -> list[Cell]:
 def written(request: Request, cells: Sequence[Cell]) -> Path:
     """Write the tables of what is finished."""
     stored = {cell: f for cell in cells if (f := cell.slot.find()) is not None}
-    by_arm: dict[str, dict[int, Found]] = {arm: {} for arm in ARMS}
+    finished: dict[str, dict[int, Finished[Found]]] = {arm: {} for arm in ARMS}
     for cell, f in stored.items():
-        by_arm[cell.arm][cell.seed] = f.result
+        finished[cell.arm][cell.seed] = f
+    by_arm = {arm: {seed: f.result for seed, f in own.items()} for arm, own in finished.items()}
     parts = [ABOUT, "Recipe: " + ", ".join(f"`{n} = {v}`" for n, v in RECIPE.items()) + "."]
     parts += [sizes(by_arm), gains(by_arm), missing(cells, stored)]
     parts.append(note_on_stale({cell.slot.file.stem: f for cell, f in stored.items()}))
-    rows = rows_of(by_arm, request.scale)
+    rows = rows_of(finished, request.scale)
     name = RESULTS if request.scale == "full" else f"{RESULTS}-{request.scale}"
     text = "\n\n".join(part for part in parts if part)
     title = "Private parts beside a pretrained transformer"
     return write_results(request.out, name, rows, title=title, preamble=text)[1]
 
 
-def rows_of(by_arm: Mapping[str, Mapping[int, Found]], scale: str) -> list[Row]:
+def rows_of(finished: Mapping[str, Mapping[int, Finished[Found]]], scale: str) -> list[Row]:
     """Return the accuracies on test and on valid."""
     rows = []
     for split in ("test", "valid"):
-        for arm, found in by_arm.items():
-            commits = ", ".join(dict.fromkeys(f.commit for f in found.values() if f.commit))
-            values = {seed: f.test if split == "test" else f.valid for seed, f in found.items()}
-            scene = f"zulip_channels by time, {split}"
-            rows.append(over_seeds(scene, ARMS[arm].title, "accuracy", values, scale=scale, commit=commits))
+        for arm, found in finished.items():
+            values = {s: f.result.test if split == "test" else f.result.valid for s, f in found.items()}
+            scene, title = f"zulip_channels by time, {split}", ARMS[arm].title
+            rows.append(over_seeds(scene, title, "accuracy", values, found.values(), scale=scale))
     return rows
 
 

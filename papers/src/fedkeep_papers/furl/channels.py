@@ -23,7 +23,7 @@ from fedkeep.report.text_tables import TextTable, to_markdown
 from fedkeep_papers.furl.memory import HALF_LIFE, NEIGHBOURS, RECENT, SHRINK, Array
 from fedkeep_papers.furl.own_counts import PAIRS, REVISION, WORDS, Order, TextAndCounts, messages
 from fedkeep_papers.furl.scoring import GRID, HALF_LIVES, Scored, counted, judged_ids, memories, mixed, scored
-from fedkeep_papers.kit.cells import LATER, Slot, digest, note_on_stale, runs_of
+from fedkeep_papers.kit.cells import LATER, Finished, Slot, digest, note_on_stale, runs_of
 from fedkeep_papers.kit.data import needs_data
 from fedkeep_papers.kit.results import over_seeds, write_results
 
@@ -253,20 +253,20 @@ def written(request: Request, cells: Sequence[Cell]) -> Path:
     finished = {cell: f for cell in cells if (f := cell.slot.find()) is not None}
     rows, gains = [], []
     for order, title in ORDERS.items():
-        by_part: dict[str, dict[int, Found]] = {}
+        by_part: dict[str, dict[int, Finished[Found]]] = {}
         for cell, f in finished.items():
             if cell.order == order:
-                by_part.setdefault(cell.part, {})[cell.seed] = f.result
+                by_part.setdefault(cell.part, {})[cell.seed] = f
         alone = by_part.get("local", {})
         for key, (name, part) in ROWS.items():
-            own = {seed: f.rows[key] for seed, f in by_part.get(part, {}).items()}
-            commits = ", ".join(dict.fromkeys(f.commit for f in by_part.get(part, {}).values() if f.commit))
+            found = by_part.get(part, {})
+            own = {seed: f.result.rows[key] for seed, f in found.items()}
             for metric in ("test", "valid"):
                 scene = title if metric == "test" else f"{title}, valid"
                 values = {seed: float(asdict(row)[metric]) for seed, row in own.items()}
-                rows.append(over_seeds(scene, name, "accuracy", values, scale=request.scale, commit=commits))
+                rows.append(over_seeds(scene, name, "accuracy", values, found.values(), scale=request.scale))
             if part == "own" and own and alone:
-                reference = np.asarray(next(iter(alone.values())).rows["local"].users)
+                reference = np.asarray(next(iter(alone.values())).result.rows["local"].users)
                 mean, low, high = 100 * users_like_these(
                     np.stack([np.asarray(r.users) for r in own.values()]) - reference
                 )

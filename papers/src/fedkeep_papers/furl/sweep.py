@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fedkeep.experiments.reproductions import Request
 from fedkeep.experiments.run_directory import read_info
+from fedkeep.version import NUMERICS
 from fedkeep_papers.furl import jobs
 from fedkeep_papers.furl.jobs import JobSpec
 from fedkeep_papers.furl.scenes import SWEPT, changes_of, read, result_name, specs_of
-from fedkeep_papers.kit.cells import runs_of
+from fedkeep_papers.kit.cells import Finished, runs_of
 from fedkeep_papers.kit.results import Row, over_seeds, write_results
 
 FACTORS = (0.25, 0.5, 1.0, 2.0)
@@ -79,19 +79,21 @@ def _multiplied(spec: JobSpec, factor: float) -> JobSpec:
 
 def _row(scene: str, method: str, metric: str, specs: Mapping[int, JobSpec], scale: str) -> Row:
     """Return the row of the runs that are finished; one that broke down has no value."""
-    folders = {seed: spec.folder for seed, spec in specs.items() if jobs.is_finished(spec.folder)}
-    values = {seed: jobs.outcome(folder).valid for seed, folder in folders.items()}
-    commits = {
-        (read_info(folder).get("environment") or {}).get("commit") or "" for folder in folders.values()
-    }
+    found = {seed: _finished(spec.folder) for seed, spec in specs.items() if jobs.is_finished(spec.folder)}
     return over_seeds(
         scene,
         method,
         metric,
-        {seed: value for seed, value in values.items() if not math.isnan(value)},
+        {seed: f.result.valid for seed, f in found.items()},
+        found.values(),
         scale=scale,
-        commit=", ".join(sorted(commits - {""})),
     )
+
+
+def _finished(folder: Path) -> Finished[jobs.Outcome]:
+    """Return what a run left; it is of today's numerics, as its folder is."""
+    commit = (read_info(folder).get("environment") or {}).get("commit") or ""
+    return Finished(result=jobs.outcome(folder), numerics=NUMERICS, commit=commit)
 
 
 def _preamble(scale: str, best: Sequence[Row]) -> str:

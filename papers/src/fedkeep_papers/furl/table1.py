@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.data import FederatedData
-from fedkeep.experiments.environment import commit
 from fedkeep.experiments.reproductions import Request
 from fedkeep_papers.furl.scenes import SCENES, read, result_name, specs_of
 from fedkeep_papers.kit.results import over_seeds, write_results
@@ -81,7 +80,7 @@ def table1(request: Request) -> Path:
     Raises:
         DataError: the folder of data is not named.
     """
-    now, rows = commit() or "", []
+    rows = []
     for scene in (s for s in SCENES if s.stands_for in PUBLISHED):
         (_, seed), *_ = specs_of(scene, request, Path(), {})
         found, known = statistics(read(scene, request)), PUBLISHED[scene.stands_for]
@@ -93,7 +92,6 @@ def table1(request: Request) -> Path:
                 {seed: float(value)},
                 published=known.get(metric),
                 scale=request.scale,
-                commit=now,
             )
             for metric, value in found.items()
         ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,6 @@ from fedkeep.core.files import write_whole
 from fedkeep.data import FederatedData
 from fedkeep.experiments.analyses import aggregation_time, cold_start_form, embedding_map, write_analyses
 from fedkeep.experiments.build import build_data
-from fedkeep.experiments.environment import commit as source_commit
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.personalize import cold_start
@@ -196,24 +194,24 @@ class _Sheet:
         faults: list[str] = []
         figures: list[Path] = []
         for scene in SCENES:
-            outcomes = self.outcomes(scene)
+            found = self.found(scene).items()
             for configuration in scene.rows:
-                own = {seed: o for (name, seed), o in outcomes.items() if name == configuration.name}
-                values = {seed: o.test for seed, o in own.items() if not math.isnan(o.test)}
+                own = {seed: f for (name, seed), f in found if name == configuration.name and f is not None}
+                outcomes = {seed: f.result.outcome for seed, f in own.items()}
                 rows.append(
                     over_seeds(
                         scene.name,
                         configuration.name,
                         scene.metric,
-                        values,
+                        {seed: o.test for seed, o in outcomes.items()},
+                        own.values(),
                         published=configuration.published,
                         scale=self.request.scale,
-                        commit=", ".join(sorted({o.commit for o in own.values()} - {""})),
                     )
                 )
                 faults += [
                     f"- {scene.name}, {configuration.name}, seed {s}: {o.fault}"
-                    for s, o in own.items()
+                    for s, o in outcomes.items()
                     if o.fault
                 ]
             rows += [row for row in self.references if row.scene == scene.name]
@@ -296,9 +294,8 @@ class _Sheet:
                     ("(best possible, no user)", "best_global"),
                 )
             }
-        now = source_commit() or ""
         return [
-            over_seeds(scene.name, name, scene.metric, values, scale=self.request.scale, commit=now)
+            over_seeds(scene.name, name, scene.metric, values, scale=self.request.scale)
             for name, values in known.items()
         ]
 

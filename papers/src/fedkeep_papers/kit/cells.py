@@ -38,10 +38,20 @@ Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is N
 
 @dataclass(frozen=True, kw_only=True)
 class Finished(Generic[R]):
-    """A result, the ``NUMERICS`` of the source code that computed it, and whether it is of another ``revision``."""
+    """A result, and what computed it.
+
+    Attributes:
+        result: the cell's.
+        numerics: the ``NUMERICS`` of the source code.
+        commit: of the source code; empty where it is not known.
+        seconds: how long it took; None where the cell does not keep it.
+        revised: whether the source code is of another ``revision``.
+    """
 
     result: R
     numerics: int
+    commit: str = ""
+    seconds: float | None = None
     revised: bool = False
 
     @property
@@ -94,9 +104,13 @@ class Slot(Generic[R]):
         """
         for entry in self._entries():
             if self._is_mine(entry):
-                revised = entry.get("revision", 0) != self.revision
-                numerics = entry.get("numerics", OLDEST)
-                return Finished(result=self._decoded(entry), numerics=numerics, revised=revised)
+                return Finished(
+                    result=self._decoded(entry),
+                    numerics=entry.get("numerics", OLDEST),
+                    commit=(entry if "commit" in entry else entry.get("environment", {})).get("commit") or "",
+                    seconds=entry.get("seconds"),
+                    revised=entry.get("revision", 0) != self.revision,
+                )
         return None
 
     def write(self, result: R, **about: str) -> None:

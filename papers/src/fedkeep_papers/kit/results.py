@@ -6,19 +6,23 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
+from fedkeep.experiments.environment import commit
 from fedkeep.report import text_tables, wording
+from fedkeep.version import NUMERICS
+from fedkeep_papers.kit.cells import Finished
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One number of a reproduction, beside the published one.
+    """One number of a reproduction, beside the published one: of the table that its file is named after, in the row
+    ``method``, in the column of ``scene`` and ``metric``.
 
     Attributes:
         scene: the data set and how it is distributed, e.g. ``zulip_channels``.
@@ -29,7 +33,9 @@ class Row:
         seeds: the seeds run.
         published: the paper's number in the same unit; None where it gives none.
         scale: how much was run, e.g. ``quick`` or ``full``.
-        commit: the source's commit that was run.
+        commit: the source's commits that computed its cells, sorted, with commas between; empty where none is known.
+        numerics: the ``NUMERICS`` of that source, ascending; none where nothing ran.
+        seconds: how long its cells took, together and as each of them says; None where one does not say it.
     """
 
     scene: str
@@ -41,6 +47,8 @@ class Row:
     published: float | None
     scale: str
     commit: str
+    numerics: tuple[int, ...]
+    seconds: float | None
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
@@ -57,6 +65,10 @@ class Row:
             )
         if (self.std is None) != (len(seeds) < 2):
             raise ValueError(f"std goes with two seeds or more; got {self.std} and {list(seeds)}")
+        if list(self.numerics) != sorted(set(self.numerics)) or (seeds and not self.numerics):
+            raise ValueError(f"numerics must ascend, and a value needs one; got {list(self.numerics)}")
+        if self.seconds is not None and not 0 <= self.seconds < math.inf:
+            raise ValueError(f"seconds must be finite and not negative, or null; got {self.seconds}")
 
 
 def over_seeds(
@@ -64,20 +76,41 @@ def over_seeds(
     method: str,
     metric: str,
     values: Mapping[int, float],
+    cells: Collection[Finished[Any]] = (),
     *,
     published: float | None = None,
     scale: str,
-    commit: str,
 ) -> Row:
     """Return the row of one number measured once per seed: mean and sample standard deviation.
 
+    Args:
+        scene, method, metric, published, scale: the row's.
+        values: by seed; NaN is left out: there is no number where training broke down.
+        cells: what the values were taken from; none: they needed no training, and today's source code gives them.
+
     Raises:
-        ConfigError: a value is not finite or out of range.
+        ConfigError: a value is infinite or out of range.
     """
+    values = {seed: value for seed, value in sorted(values.items()) if not math.isnan(value)}
     mean, std = text_tables.mean_std(values.values())
+    computed = {(cell.commit, cell.numerics) for cell in cells}
+    if values and not cells:
+        computed = {(commit() or "", NUMERICS)}
+    times = [cell.seconds for cell in cells if cell.seconds is not None]
     try:
-        value = mean if values else None
-        return Row(scene, method, metric, value, std, tuple(sorted(values)), published, scale, commit)
+        return Row(
+            scene,
+            method,
+            metric,
+            value=mean if values else None,
+            std=std,
+            seeds=tuple(values),
+            published=published,
+            scale=scale,
+            commit=", ".join(sorted({name for name, _ in computed} - {""})),
+            numerics=tuple(sorted({number for _, number in computed})),
+            seconds=round(sum(times), 1) if times and len(times) == len(cells) else None,
+        )
     except ValueError as error:
         raise ConfigError(
             "Result {scene}, {method}, {metric}: {why}.", scene=scene, method=method, metric=metric, why=error

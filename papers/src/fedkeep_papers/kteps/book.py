@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.plugins import builtin_names
 from fedkeep.experiments.reproductions import Request
 from fedkeep.metrics import ag, ap
-from fedkeep_papers.kit.cells import note_on_stale, runs_of
+from fedkeep_papers.kit.cells import Finished, note_on_stale, runs_of
 from fedkeep_papers.kit.results import over_seeds, write_results
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.cells import Cell, CellJob, Numbers, Overrides, missing, note_on_gpus
@@ -274,12 +273,12 @@ class Book:
 
     def numbers(self, cells: Mapping[int, Cell]) -> dict[int, Numbers]:
         """Return what the finished ones of some cells left, by seed; those that broke down are left out."""
-        found = {}
-        for seed, cell in cells.items():
-            finished = self.task(cell).slot.find()
-            if finished is not None and not finished.result.fault:
-                found[seed] = finished.result
-        return found
+        return {seed: f.result for seed, f in self.finished(cells).items()}
+
+    def finished(self, cells: Mapping[int, Cell]) -> dict[int, Finished[Numbers]]:
+        """Return the finished ones of some cells, by seed; those that broke down are left out."""
+        found = {seed: self.task(cell).slot.find() for seed, cell in cells.items()}
+        return {seed: f for seed, f in found.items() if f is not None and not f.result.fault}
 
     def run(self, tasks: Sequence[CellJob], finished: Callable[[], object] | None = None) -> None:
         """Run those of some tasks that are missing and wanted.
@@ -335,19 +334,16 @@ class Book:
     ) -> Path:
         rows, faults = [], []
         for line in lines:
-            found = self.numbers(line.cells)
-            commits = ", ".join(sorted({n.commit for n in found.values() if n.commit}))
-            values = {seed: float(line.value(n)) for seed, n in found.items()}
-            values = {seed: value for seed, value in values.items() if not math.isnan(value)}
+            found = self.finished(line.cells)
             rows.append(
                 over_seeds(
                     line.scene,
                     line.method,
                     line.metric,
-                    values,
+                    {seed: float(line.value(f.result)) for seed, f in found.items()},
+                    found.values(),
                     published=line.published,
                     scale=self.scale,
-                    commit=commits,
                 )
             )
         tasks = [*(self.task(cell) for line in lines for cell in line.cells.values()), *others]

@@ -8,7 +8,6 @@ from typing import Any
 
 from fedkeep.data import text_statistics
 from fedkeep.experiments.build import build_data
-from fedkeep.experiments.environment import commit
 from fedkeep.experiments.reproductions import Request
 from fedkeep.metrics import ap
 from fedkeep_papers.kit.results import over_seeds, write_results
@@ -243,7 +242,7 @@ METRICS = ("training_reviews", "test_reviews", "mean_words", "different_words")
 def table1(request: Request) -> Path:
     """Write each client's numbers of reviews and words, as the scale's configurations read them; nothing is trained."""
     book = Book(request, "kteps-table1")
-    seed, now, rows = book.seeds[0], commit() or "", []
+    seed, rows = book.seeds[0], []
     for scene in book.scenes:
         printed = published.of_scene(published.STATISTICS, scene.name)
         uncut = book.overrides(scene, FEDAVG, (("data.max_length", UNCUT),), seed)
@@ -252,9 +251,7 @@ def table1(request: Request) -> Path:
             values = (own.train, own.test, own.mean_words, own.different_words)
             known = printed.get(own.client, (None,) * len(METRICS))
             rows += [
-                over_seeds(
-                    scene.name, own.client, m, {seed: float(v)}, published=k, scale=book.scale, commit=now
-                )
+                over_seeds(scene.name, own.client, m, {seed: float(v)}, published=k, scale=book.scale)
                 for m, v, k in zip(METRICS, values, known, strict=True)
             ]
     text = (

@@ -95,30 +95,29 @@ def share(scene: Scene) -> float:
     return sum(each + (place < odd) for place in range(scene.hidden)) / scene.train
 
 
-def mixed(alike: Sequence[Result | None], split: str) -> float | None:
-    """Return the mean accuracy where client c has the expert c modulo their number; None where a cell is missing.
+def mixed(alike: Sequence[Result], split: str) -> float:
+    """Return the mean accuracy where client c has the expert c modulo their number.
 
     Args:
         alike: results of clients whose experts are all of one kind, for each kind.
         split: of the examples.
     """
-    found = [getattr(result, split) for result in alike if result is not None]
-    if len(found) < len(alike):
-        return None
+    found = [getattr(result, split) for result in alike]
     return float(np.mean([found[c % len(found)][c] for c in range(len(found[0]))]))
 
 
 def several(own: Sheet, scene: Scene, name: str, split: str) -> Row:
-    """Return the row of clients with experts of all kinds, in turn."""
-    values, commits = {}, dict[str, None]()
-    for seed in own.seeds:
-        found = [own.result(scene, way, seed) for way in ALIKE[name]]
-        if (value := mixed(found, split)) is not None:
-            values[seed] = value
-            commits |= dict.fromkeys(r.commit for r in found if r is not None and r.commit)
-    title, commit = f"{name}, several kinds", ", ".join(commits)
-    scale = own.request.scale
-    return over_seeds(scene_name(scene, split), title, METRIC, values, scale=scale, commit=commit)
+    """Return the row of clients with experts of all kinds, in turn, of the seeds that have a cell of each."""
+    by_kind = [own.finished(scene, way) for way in ALIKE[name]]
+    cells = {seed: [of[seed] for of in by_kind] for seed in own.seeds if all(seed in of for of in by_kind)}
+    return over_seeds(
+        scene_name(scene, split),
+        f"{name}, several kinds",
+        METRIC,
+        {seed: mixed([cell.result for cell in alike], split) for seed, alike in cells.items()},
+        [cell for alike in cells.values() for cell in alike],
+        scale=own.request.scale,
+    )
 
 
 def _mean(own: Sheet, scene: Scene, way: Way, split: str) -> float:
@@ -151,8 +150,8 @@ def _gains(own: Sheet, groups: Sequence[Sequence[Scene]], split: str, folder: Pa
     maps: dict[str, dict[tuple[str, str], float]] = {}
     for scene, *_ in groups:
         for kind, pair in zip(ARCHITECTURES, zip(*ALIKE.values(), strict=True), strict=True):
-            found = [own.result(scene, way, own.seeds[0]) for way in pair]
-            accuracies = [getattr(result, split) for result in found if result is not None]
+            found = [own.finished(scene, way).get(own.seeds[0]) for way in pair]
+            accuracies = [getattr(f.result, split) for f in found if f is not None]
             if len(accuracies) == len(pair):
                 both = enumerate(zip(*accuracies, strict=True))
                 gains = {(kind, f"{c}"): joint - alone for c, (alone, joint) in both}

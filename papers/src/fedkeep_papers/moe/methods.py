@@ -273,15 +273,10 @@ def table(request: Request) -> Path:
             published = TABLE2[scene.p] if split == "valid" and not request.changes else {}
             rows += [row(own, scene, w, split, published.get(w.name, (None, None))[0]) for w in ways]
             for name in METHODS:
-                found = {seed: slots[name, scene, seed].find() for seed in own.seeds}
-                known = {seed: f.result for seed, f in found.items() if f is not None}
-                values = {seed: f.valid if split == "valid" else f.test for seed, f in known.items()}
-                commits = ", ".join(dict.fromkeys(f.commit for f in known.values() if f.commit))
-                rows.append(
-                    over_seeds(
-                        scene_name(scene, split), name, METRIC, values, scale=request.scale, commit=commits
-                    )
-                )
+                found = {s: f for s in own.seeds if (f := slots[name, scene, s].find()) is not None}
+                values = {s: f.result.valid if split == "valid" else f.result.test for s, f in found.items()}
+                title = scene_name(scene, split)
+                rows.append(over_seeds(title, name, METRIC, values, found.values(), scale=request.scale))
     settings = "\n".join(f"- {name}: {entry.about}" for name, entry in METHODS.items())
     adapting = ", ".join(name for name, entry in METHODS.items() if entry.adapts)
     extra = (

@@ -192,16 +192,15 @@ class Sheet:
 
     def values(self, scene: Scene, way: Way, split: str) -> dict[int, float]:
         """Return a way's mean accuracy over clients by seed."""
-        found = {seed: self.result(scene, way, seed) for seed in self.seeds}
-        means = {seed: result.mean(split) for seed, result in found.items() if result is not None}
+        means = {seed: f.result.mean(split) for seed, f in self.finished(scene, way).items()}
         return {seed: mean for seed, mean in means.items() if not math.isnan(mean)}
 
-    def result(self, scene: Scene, way: Way, seed: int) -> Result | None:
-        """Return a result that was computed."""
+    def finished(self, scene: Scene, way: Way) -> dict[int, Finished[Result]]:
+        """Return a way's finished cells by seed."""
         federation = way.federation or self.size.federation
-        cell = Cell(replace(scene, seed=seed), federation, self.size.adapting)
-        found = cell.slot(self.folder, way.variant, self.source(scene)).find()
-        return None if found is None else found.result
+        cells = {s: Cell(replace(scene, seed=s), federation, self.size.adapting) for s in self.seeds}
+        slots = {s: cell.slot(self.folder, way.variant, self.source(scene)) for s, cell in cells.items()}
+        return {s: found for s, slot in slots.items() if (found := slot.find()) is not None}
 
     def found(self) -> dict[str, Finished[Any] | None]:
         """Return every result that was asked for, by its name."""
@@ -247,17 +246,10 @@ def row(
 ) -> Row:
     """Return the row of a way in a scene; ``title`` tells the scene from others."""
     name = scene_name(scene, split) + (f", {title}" if title and f"q = {scene.q:g}" not in title else "")
-    found = [own.result(scene, way, seed) for seed in own.seeds]
-    commits = dict.fromkeys(r.commit for r in found if r is not None and r.commit)
-    return over_seeds(
-        name,
-        way.name,
-        METRIC,
-        own.values(scene, way, split),
-        published=published,
-        scale=own.request.scale,
-        commit=", ".join(commits),
-    )
+    found = own.finished(scene, way)
+    values = {seed: f.result.mean(split) for seed, f in found.items()}
+    scale = own.request.scale
+    return over_seeds(name, way.name, METRIC, values, found.values(), published=published, scale=scale)
 
 
 def scene_name(scene: Scene, split: str) -> str:

@@ -138,7 +138,7 @@ class Sheet:
                     slots = {0: cells.counting_slot(scene, self.folder, source, self.request.scale)}
                 found = {seed: f for seed, slot in slots.items() if (f := slot.find()) is not None}
                 stale |= {slots[seed].file.stem: f for seed, f in found.items()}
-                rows += self._rows(scene, method, {seed: f.result for seed, f in found.items()})
+                rows += self._rows(scene, method, found)
         parts = [
             ABOUT,
             _together(rows),
@@ -151,17 +151,16 @@ class Sheet:
         text = "\n\n".join(part for part in parts if part)
         return write_results(self.request.out, name, rows, title="Natural users", preamble=text)[1]
 
-    def _rows(self, scene: Scene, method: str, found: Mapping[int, Found]) -> list[Row]:
-        commits = ", ".join(dict.fromkeys(c for f in found.values() if (c := f.environment.get("commit"))))
+    def _rows(self, scene: Scene, method: str, found: Mapping[int, Finished[Found]]) -> list[Row]:
         return [
             over_seeds(
                 scene.title,
                 method,
                 metric,
-                {seed: f.metrics[metric] for seed, f in found.items()},
+                {seed: f.result.metrics[metric] for seed, f in found.items()},
+                found.values(),
                 published=scene.published.get(method) if metric == scene.metrics[0] else None,
                 scale=self.request.scale,
-                commit=commits,
             )
             for metric in scene.metrics
         ]

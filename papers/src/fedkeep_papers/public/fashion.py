@@ -190,22 +190,19 @@ def public_fashion(request: Request) -> Path:
         found = {key: f for key, cell in cells.items() if (f := cell.slot.find()) is not None}
         rows: list[Row] = []
         for method, rounds in lengths:
-            own = {
-                seed: found[method, rounds, seed].result for seed in seeds if (method, rounds, seed) in found
-            }
+            own = {seed: found[method, rounds, seed] for seed in seeds if (method, rounds, seed) in found}
             for field, title in PROTOCOLS.items():
                 published = PUBLISHED.get(method) if field == "best" and not quick else None
-                commits = dict.fromkeys(c for f in own.values() if (c := f.environment.get("commit")))
-                values = {seed: asdict(f)[field] for seed, f in own.items()}
+                values = {seed: asdict(f.result)[field] for seed, f in own.items()}
                 rows.append(
                     over_seeds(
                         f"{rounds:,} rounds, {title}",
                         method,
                         "accuracy",
                         values,
+                        own.values(),
                         published=published,
                         scale=request.scale,
-                        commit=", ".join(commits),
                     )
                 )
         stale = note_on_stale({cells[key].slot.file.stem: f for key, f in found.items()})
