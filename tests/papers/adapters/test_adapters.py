@@ -185,7 +185,7 @@ def test_accuracies_are_each_users_and_pooled(folder: Path) -> None:
 
 
 def found(*users: float) -> Found:
-    return Found(0.5, 0.5, users, 3, 7, 60.0, "")
+    return Found(0.5, 0.5, users, 3, 7, 60.0)
 
 
 def test_differences_are_paired_over_users() -> None:

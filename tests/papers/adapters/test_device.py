@@ -58,7 +58,7 @@ def test_the_device_alone_can_be_changed(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_table_says_which_gpu_a_cell_was_trained_on() -> None:
-    cell = table.Found(0.5, 0.5, (0.5,), 1, 2, 60.0, "")
+    cell = table.Found(0.5, 0.5, (0.5,), 1, 2, 60.0)
     on = {"counts": {0: cell}, "head": {0: cell, 1: replace(cell, gpu="NVIDIA H200")}}
     lines = [line.split("|")[1:-1] for line in table.sizes(on).splitlines() if line.startswith("| ")]
     assert [line[1].strip() for line in lines[1:]] == ["CPU", "CPU, NVIDIA H200"]

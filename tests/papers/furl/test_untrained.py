@@ -49,17 +49,15 @@ def test_messages_by_hand_and_from_the_cell() -> None:
     assert counting[COUNTING].values == {7: pytest.approx(1 / 3)}
     assert counting[COUNTING].users == {None: {"a": 0.5, "c": 0.0}}
     row = Scored(0.1, 0.75, (0.25, 1.0), {})
-    found = of_messages(data, Found({"decayed": Scored(0.1, 0.5, (0.0, 1.0), {}), "local": row}, ""), 7)
+    found = of_messages(data, Found({"decayed": Scored(0.1, 0.5, (0.0, 1.0), {}), "local": row}), 7)
     assert list(found) == [COUNTING, DECAYED, MEMORY]
     assert (found[MEMORY].values, found[MEMORY].users) == ({7: 0.75}, {None: {"a": 0.25, "c": 1.0}})
     assert found[DECAYED].users == {None: {"a": 0.0, "c": 1.0}}
     with pytest.raises(DataError, match="Wanted accuracies of these 2.*1"):
-        of_messages(data, Found({"decayed": row, "local": Scored(0.1, 0.5, (0.0,), {})}, ""), 7)
-    assert (
-        of_messages(data, Found({"decayed": row, "local": row}, "", ("a", "c")), 7)[MEMORY] == found[MEMORY]
-    )
+        of_messages(data, Found({"decayed": row, "local": Scored(0.1, 0.5, (0.0,), {})}), 7)
+    assert of_messages(data, Found({"decayed": row, "local": row}, ("a", "c")), 7)[MEMORY] == found[MEMORY]
     with pytest.raises(DataError, match="Wanted accuracies of these 2.*2"):
-        of_messages(data, Found({"decayed": row, "local": row}, "", ("a", "b")), 7)
+        of_messages(data, Found({"decayed": row, "local": row}, ("a", "b")), 7)
 
 
 def test_at_the_quick_scale_every_seed_has_the_users_of_the_untrained_rows(tmp_path: Path) -> None:

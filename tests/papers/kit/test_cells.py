@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fedkeep.core.errors import RunError
+from fedkeep.experiments.environment import commit
 from fedkeep.version import NUMERICS
 from fedkeep_papers.furl.jobs import Kept
 from fedkeep_papers.kit import cells
@@ -20,12 +21,19 @@ from fedkeep_papers.kteps.cells import Numbers
 from tests.documents import ROOT
 
 RESULTS = ROOT / "results"
+NOW = commit() or ""
 
 
 @dataclass(frozen=True)
 class Point:
     value: Measured
     curve: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Elsewhere(Point):
+    environment: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 def slot(file: Path, **changes: Any) -> Slot[Point]:
@@ -56,7 +64,7 @@ def test_a_result_of_other_numerics_is_shown_but_not_taken_for_todays(
     monkeypatch.setattr(cells, "NUMERICS", NUMERICS + 1)
     assert mine.read() is None
     found = mine.find()
-    assert found == Finished(result=Point(0.5), numerics=NUMERICS)
+    assert found == Finished(result=Point(0.5), numerics=NUMERICS, commit=NOW)
     assert note_on_stale({"it": found, "other": None}).startswith(
         "**Older numerics.** 1 of 1 finished cells "
     )
@@ -73,7 +81,7 @@ def test_a_result_of_another_revision_is_shown_but_not_taken_for_todays(tmp_path
     mine = replace(first, revision=1)
     assert mine.read() is None
     found = mine.find()
-    assert found == Finished(result=Point(0.5), numerics=NUMERICS, revised=True)
+    assert found == Finished(result=Point(0.5), numerics=NUMERICS, commit=NOW, revised=True)
     assert note_on_stale({"it": found, "same": first.find(), "other": None}) == (
         "**Older code.** 1 of 2 finished cells were computed by code that made other numbers than today's, and are "
         "computed again when the table is run: it."
@@ -91,16 +99,14 @@ def test_a_result_that_does_not_say_its_numerics_is_of_the_oldest(tmp_path: Path
     entry = json.loads(mine.file.read_text(encoding="utf-8"))
     del entry["numerics"]
     mine.file.write_text(json.dumps(entry), encoding="utf-8")
-    assert mine.find() == Finished(result=Point(0.5), numerics=1)
+    assert mine.find() == Finished(result=Point(0.5), numerics=1, commit=NOW)
 
 
-@pytest.mark.parametrize("about", [{"commit": "ab"}, {"environment": {"commit": "ab"}}])
-def test_a_result_says_which_source_computed_it_and_how_long(tmp_path: Path, about: dict[str, Any]) -> None:
-    mine = slot(tmp_path / "it.json")
-    mine.write(Point(0.5))
-    entry = json.loads(mine.file.read_text(encoding="utf-8"))
-    mine.file.write_text(json.dumps({**entry, **about, "seconds": 2.5}), encoding="utf-8")
-    assert mine.find() == Finished(result=Point(0.5), numerics=NUMERICS, commit="ab", seconds=2.5)
+def test_a_result_says_which_source_computed_it_and_how_long(tmp_path: Path) -> None:
+    mine = slot(tmp_path / "it.json", kind=Elsewhere)
+    result = Elsewhere(0.5, environment={"commit": "an older one"}, seconds=2.5)
+    mine.write(result)
+    assert mine.find() == Finished(result=result, numerics=NUMERICS, commit="an older one", seconds=2.5)
 
 
 def test_several_share_a_file(tmp_path: Path) -> None:

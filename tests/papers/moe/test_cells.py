@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.experiments.environment import commit
 from fedkeep.experiments.personalize import adapt_clients, rooted
 from fedkeep.version import NUMERICS
 from fedkeep_papers.kit.cells import Finished
@@ -199,7 +200,7 @@ def test_other_images_are_trained_on_anew(tmp_path: Path) -> None:
 
 
 def test_other_settings_are_not_taken_for_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = Result((0.5,), (0.25,), (), ((3, 4),), 1.5, "abc")
+    result = Result((0.5,), (0.25,), (), ((3, 4),), 1.5)
     CELL.slot(tmp_path, MIXTURE, SOURCE).write(result)
     CELL.slot(tmp_path, TUNED, SOURCE).write(replace(result, test=(0.75,)))
     assert CELL.slot(tmp_path, MIXTURE, SOURCE).read() == result
@@ -219,7 +220,7 @@ def test_other_settings_are_not_taken_for_these(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr("fedkeep_papers.kit.cells.NUMERICS", NUMERICS + 1)
         assert CELL.slot(tmp_path, MIXTURE, SOURCE).read() is None
-        old = Finished(result=result, numerics=NUMERICS, commit="abc", seconds=1.5)
+        old = Finished(result=result, numerics=NUMERICS, commit=commit() or "", seconds=1.5)
         assert CELL.slot(tmp_path, MIXTURE, SOURCE).find() == old
     CELL.slot(tmp_path, MIXTURE, SOURCE).write(replace(result, seconds=2.0))
     assert CELL.slot(tmp_path, MIXTURE, SOURCE).read() == replace(result, seconds=2.0)

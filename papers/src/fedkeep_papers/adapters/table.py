@@ -16,7 +16,7 @@ from fedkeep import Phase, adagrad, averaging, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.opened_files import sha256
-from fedkeep.experiments.environment import check_device, commit, environment
+from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
 from fedkeep.methods import Method
@@ -70,7 +70,6 @@ class Found:
         private: numbers that stay with a user.
         sent: numbers that a user sends a round.
         seconds: how long it took.
-        commit: of the source that computed it.
         gpu: which it was trained on; empty: none.
     """
 
@@ -80,7 +79,6 @@ class Found:
     private: int
     sent: int
     seconds: float
-    commit: str
     gpu: str = field(default="", metadata=LATER)
 
 
@@ -175,7 +173,7 @@ class Cell:
         valid, test = (pooled(found[s]) for s in ("valid", "test"))
         users = tuple(value for value, _ in found["test"].values())
         seconds = round(time.perf_counter() - began, 1)
-        self.slot.write(Found(valid, test, users, private, sent, seconds, commit() or "", gpu))
+        self.slot.write(Found(valid, test, users, private, sent, seconds, gpu))
 
 
 @dataclass(frozen=True)

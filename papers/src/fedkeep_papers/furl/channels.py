@@ -15,7 +15,6 @@ from fedkeep.core.errors import NonFiniteError, RoundError
 from fedkeep.core.files import write_whole
 from fedkeep.data import FederatedData
 from fedkeep.data.readers.opened_files import sha256
-from fedkeep.experiments.environment import commit
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
 from fedkeep.metrics.worth.intervals import users_like_these
@@ -68,10 +67,9 @@ Before these came five with Adam by time, two of which had been judged on test; 
 
 @dataclass(frozen=True)
 class Found:
-    """A cell's rows by name, the commit that computed it, and the ids of the rows' users in their order."""
+    """A cell's rows by name, and the ids of the rows' users in their order."""
 
     rows: dict[str, Scored]
-    commit: str
     ids: tuple[str, ...] = field(default=(), metadata=LATER)
 
 
@@ -144,7 +142,7 @@ class Cell:
         """Compute the cell."""
         folder = (self.data or Path()) / "zulip_channels"  # source_of has read it
         data = messages(folder, self.order, self.users)
-        return Found(self.rows(data, alone, progress), commit() or "", judged_ids(data))
+        return Found(self.rows(data, alone, progress), judged_ids(data))
 
     def rows(self, data: FederatedData, alone: bool, progress: bool | None) -> dict[str, Scored]:
         """Return the cell's rows, which are computed."""

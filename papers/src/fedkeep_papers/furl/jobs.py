@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,6 @@ class Outcome:
         curve: (epoch, valid) pairs.
         fault: what went wrong (a run that diverged), else empty.
         clients: each client's test accuracy there; empty where single clients were not judged.
-        commit: of the source code that computed it; empty if it is not known.
     """
 
     metric: str
@@ -112,7 +111,6 @@ class Outcome:
     curve: tuple[tuple[float, float], ...] = ()
     fault: str = ""
     clients: Mapping[str, float] = field(default_factory=dict)
-    commit: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,8 +155,7 @@ def run_jobs(
 def keep(job: JobSpec, slot: Slot[Kept]) -> None:
     """Keep the outcome of a finished job, with what it depends on and where it was computed."""
     where = read_info(job.folder).get("environment") or {}
-    found = replace(outcome(job.folder), commit=where.get("commit") or "")
-    slot.write(Kept(dict(slot.settings), dict(slot.source), where, found))
+    slot.write(Kept(dict(slot.settings), dict(slot.source), where, outcome(job.folder)))
 
 
 def load_job(job: JobSpec) -> Run:

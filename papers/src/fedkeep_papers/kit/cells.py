@@ -21,6 +21,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from fedkeep.core.errors import RunError
 from fedkeep.core.files import write_whole
 from fedkeep.experiments.config import Config
+from fedkeep.experiments.environment import commit
 from fedkeep.version import NUMERICS
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class Slot(Generic[R]):
         key = {"settings": dict(self.settings), "source": dict(self.source), "numerics": NUMERICS}
         key |= {"revision": self.revision} if self.revision else {}
         entry = {**about, **asdict(result)}
+        key |= {} if "environment" in entry else {"commit": commit()}  # an environment has it
         entry = {**(rounded(entry) if self.rounded else entry), **key}
         line = json.dumps(entry, ensure_ascii=False, allow_nan=False)
         self.file.parent.mkdir(parents=True, exist_ok=True)

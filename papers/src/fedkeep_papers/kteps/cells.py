@@ -87,7 +87,6 @@ class Numbers:
         cell: its name.
         settings: everything that the numbers depend on, but for data and code.
         source: sha256 of the files of data.
-        commit: of the source code.
         environment: where it was computed.
         rounds: how many were run.
         seconds: of training, evaluations included.
@@ -108,7 +107,6 @@ class Numbers:
     cell: str
     settings: dict[str, Any]
     source: dict[str, str]
-    commit: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     rounds: int = 0
     seconds: float = 0.0
@@ -179,7 +177,6 @@ class CellJob:
             "cell": cell.name,
             "settings": cell.settings(),
             "source": self.source,
-            "commit": environment()["commit"] or "",
             "environment": environment(config.run.device),
             "private_bytes": _private_bytes(config, data, self.data),
         }

@@ -29,7 +29,6 @@ from fedkeep.experiments.build import (
     read_source,
     run_config,
 )
-from fedkeep.experiments.environment import commit
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.personalize import adapt_clients, rooted
 from fedkeep.experiments.places import Place
@@ -102,7 +101,6 @@ class Work:
             self.balanced(found),
             tuple(found.stopped.get(c, ()) for c in found.clients),
             round(seconds, 1),
-            commit() or "",
         )
 
     def adapted(self, variant: Variant) -> Run:

@@ -17,7 +17,6 @@ from typing import Any
 from fedkeep.core.optim import adam, sgd
 from fedkeep.core.records import Record
 from fedkeep.experiments.build import build_data, build_model
-from fedkeep.experiments.environment import commit
 from fedkeep.experiments.long_jobs import run_long_jobs
 from fedkeep.experiments.reproductions import Request
 from fedkeep.experiments.run import Run
@@ -124,7 +123,6 @@ class Found:
         round: that round.
         last_valid, last_test: at the last round.
         curve: round, valid and test of every evaluation.
-        commit: of the code that computed it; empty where unknown.
     """
 
     name: str
@@ -134,7 +132,6 @@ class Found:
     last_valid: float
     last_test: float
     curve: tuple[tuple[int, float, float], ...]
-    commit: str
 
 
 @dataclass(frozen=True)
@@ -206,16 +203,7 @@ class MethodJob:
         best = max(valid, key=lambda number: (valid[number], -number))
         curve = tuple((number, valid[number], test[number]) for number in sorted(valid))
         self.cell.slot(self.results, source_of(self.cell.scene, self.data)).write(
-            Found(
-                self.cell.name,
-                valid[best],
-                test[best],
-                best,
-                valid[run.round],
-                test[run.round],
-                curve,
-                commit() or "",
-            )
+            Found(self.cell.name, valid[best], test[best], best, valid[run.round], test[run.round], curve)
         )
 
     def run(self, workers: int | None = None, progress: bool | None = None) -> Run:

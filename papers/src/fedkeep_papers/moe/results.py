@@ -65,7 +65,6 @@ class Result:
         balanced: on images of all classes alike that nobody drew; empty where there are none.
         stopped: the passes that early stopping kept, by client and phase.
         seconds: how long adapting took.
-        commit: the source that was run.
     """
 
     valid: tuple[float, ...]
@@ -73,7 +72,6 @@ class Result:
     balanced: tuple[float, ...] = ()
     stopped: tuple[tuple[int, ...], ...] = ()
     seconds: float = 0.0
-    commit: str = ""
 
     def mean(self, split: str) -> float:
         """Return the mean over clients; NaN without images."""
