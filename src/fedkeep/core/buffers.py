@@ -399,9 +399,9 @@ def frozen_changed(name: str) -> str:
     return (
         f"training changed {name!r}, which is frozen: it would be another on every client. If a pattern of frozen "
         f"names it, narrow the pattern, or hold its layer in eval(). If forward is to change it, as a slow copy or a "
-        f"queue, let it be a buffer (register_buffer; a parameter without gradient is none), and say "
-        f"fedkeep.declare(module, updated_buffers=...) of its module; then it is federated, or private where a pattern "
-        f"says so."
+        f"queue, let it be a buffer (register_buffer; a parameter without gradient is none), and end the __init__ of its "
+        f"module with fedkeep.declare(self, updated_buffers=[{name.rpartition('.')[2]!r}]), with all others that forward "
+        f"changes; then it is federated, or private where a pattern says so."
     )
 
 
@@ -409,8 +409,8 @@ def passing_changed(name: str) -> str:
     """Say that training wrote into a tensor that is no persistent buffer, and what to do."""
     return (
         f"training wrote into {name!r}, which is no persistent buffer: it would go on to the next client. Make it one "
-        f"by register_buffer, and say fedkeep.declare(module, updated_buffers=...) of its module; or assign another "
-        f"tensor, if it is a cache: each client starts with the first one."
+        f"by register_buffer, and end the __init__ of its module with fedkeep.declare(self, updated_buffers=[its name]); "
+        f"or assign another tensor, if it is a cache: each client starts with the first one."
     )
 
 
