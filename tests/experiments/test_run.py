@@ -94,3 +94,22 @@ def test_a_label_of_another_name_is_judged_where_the_loss_takes_it() -> None:
         run = simulate(Linear(3, 3).double(), method, data, rounds=2)
         found.append((run.evaluate(), run.on(data).evaluate()))
     assert found[0] == found[1]
+
+
+def test_a_clients_parameters_load_into_a_module_whose_weights_are_tied() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4)] * 2)
+            self.head = torch.nn.Linear(4, 4)
+            self.head.weight = self.layers[0].weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.layers[1](self.layers[0](x)))
+
+    run = simulate(Tied(), methods.fedavg(), toy(users=3, features=4, classes=4), rounds=1, progress=False)
+    module = Tied()
+    module.load_state_dict(run.parameters("user-1"))  # every name of every place
+    batch = run.data.batch(run.data.rows(1, "test"))["x"].float()
+    assert torch.equal(module(batch), run.model("user-1")(x=batch))
+    assert module.head.weight is module.layers[1].weight

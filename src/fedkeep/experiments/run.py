@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from fedkeep.core.describe import describe
 from fedkeep.core.errors import ConfigError, DataError, MethodError, check_choice, raising, warn
@@ -498,8 +498,17 @@ class Run:
         return (Order(round=self.round, client=c, sent=self.sent(c)) for c in self.members(clients))
 
     def parameters(self, client: str | int, *, stage: Stage = "own") -> Params:
-        """Return a client's whole model on the run's device, given the client's id: all parameters by name."""
-        return {n: v for n, v in self.values(client, stage=stage).items() if not is_state(n)}
+        """Return a client's whole model on the run's device, given the client's id: all parameters by name.
+
+        Tied ones stand under each of their names, so ``load_state_dict`` takes them.
+        """
+        found = {n: v for n, v in self.values(client, stage=stage).items() if not is_state(n)}
+        module = self.net.module
+        places: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+        places |= module.named_buffers(remove_duplicate=False)
+        tied = {id(places[name]): value for name, value in found.items() if name in places}
+        again = {n: tied[id(place)] for n, place in places.items() if n not in found and id(place) in tied}
+        return found | again
 
     def values(self, client: str | int, *, stage: Stage = "own") -> Params:
         """Return all that a client predicts with, on the run's device, by name: parameters, and the method's state.
