@@ -115,3 +115,12 @@ def test_a_model_that_fails_on_new_rows_is_told_of_as_in_training() -> None:
     run = simulate(Words(3, 2), methods.fedavg(), data, rounds=1, progress=False)
     with pytest.raises(MethodError, match="row 0 .*2 examples.*index out of range.*an id"):
         run.predict("a", {"word": [1, 3]})
+
+
+def test_a_category_that_was_not_trained_on_is_told_of(bought: tuple[pyarrow.Table, Run]) -> None:
+    run = bought[1]
+    with pytest.warns(
+        UserWarning, match=r"'city' has \['b '\], .* none of the categories, \['A', 'B', 'C'\]"
+    ):
+        run.predict("u1", {"x": [[40.0, "b "], [41.0, "A"]]})
+    run.predict("u1", {"x": [[40.0, "B"]]})

@@ -170,7 +170,8 @@ def test_devices_agree_on_categories_and_holes(tmp_path: Path) -> None:
     assert x[0].tolist() == [0, 1, 0, 0, 1]  # the mean of 1, 3 and 5
     assert x[1].tolist() == pytest.approx([2 / (8 / 3) ** 0.5, 0, 0, 1, 0])
     assert "the categories of c: x, y, z" in whole.describe()
-    batch = encoding.batch(x=[[None, "z"], [5, "y"], [3.0, "new"]])["x"].numpy()
+    with pytest.warns(UserWarning, match=r"'c' has \['new'\]"):
+        batch = encoding.batch(x=[[None, "z"], [5, "y"], [3.0, "new"]])["x"].numpy()
     assert batch[:2].tolist() == x.tolist()
     assert batch[2].tolist() == [0] * 5
     (tmp_path / "2.csv").write_text("user,n,c,label\nu,1,2,a\nu,3,4,b\n")
@@ -181,7 +182,8 @@ def test_devices_agree_on_categories_and_holes(tmp_path: Path) -> None:
 def test_opted_out_and_judged_rows_shape_no_categories(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("user,c,label,opted_in,split\nu,x,a,1,train\nu,secret,a,0,train\nu,y,b,1,test\n")
-    data = prepared(raw_table(path, features=["c"]), PLAIN)
+    with pytest.warns(UserWarning, match=r"'c' has \['secret', 'y'\]"):
+        data = prepared(raw_table(path, features=["c"]), PLAIN)
     assert data.meta["features"] == ["c=x"]
     assert np.asarray(data.columns["x"]).tolist() == [[1], [0], [0]]
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, warn
+from fedkeep.core.errors import DataError, shown, warn
 from fedkeep.data.columns import Rows, is_missing
 from fedkeep.data.preparation.contract import (
     Code,
@@ -438,6 +438,12 @@ class FeatureCode(Code):
                 f"{where(gaps[name])}: {name!r} is missing, as it was in no row to train on; "
                 f"{'it is none of the categories' if name in self.levels else 'its mean is taken' if self.means else '0 is taken'}."
             )
+        for name, known in self.levels.items():
+            if new := [word for word in raw.levels[name] if word not in known]:
+                warn(
+                    f"{name!r} has {shown(new)}, which no row to train on had: there it is none of the categories, "
+                    f"{shown(list(known))}."
+                )
         if not self.means:
             self._warn_of_large(raw)
             if raw.values.dtype == np.float32 and not self.levels and not self.missing and not gaps:
