@@ -214,10 +214,24 @@ def test_a_folder_of_images_runs_at_once(at: Path, places: list[str], levels: st
     images(at / "my pets", places)
     result = succeeded(fedkeep("start", "my pets"))
     assert "fedkeep run 'my pets.toml'" in result.stdout
+    assert ("a guess" in result.stdout) == ("client" in levels)
     found = written(at / "my pets.toml")["data"]
     assert (found["levels"], found["size"]) == (levels, 8)
     assert ("partition" in found) == ("client" not in levels)
     assert fedkeep("check", "my pets.toml").exit_code == 0
+
+
+def test_models_of_images_say_how_to_predict_them(at: Path) -> None:
+    images(at / "pets", [f"{u}/{c}/{n}.png" for u in ("ann", "bob", "eve") for c in "ab" for n in range(8)])
+    for command in (
+        ("start", "pets"),
+        ("run", "pets.toml", "--set", "run.epochs=1", "--out", "r"),
+        ("export", "r", "--all", "--out", "m"),
+    ):
+        succeeded(fedkeep(*command))
+    result = fedkeep("predict", "m", "--data", "pets")
+    assert result.exit_code
+    assert "load_run(RUN).predict(CLIENT, {'image': array})" in " ".join(result.stderr.split())
 
 
 def test_a_folder_of_leafs_runs_at_once(at: Path) -> None:

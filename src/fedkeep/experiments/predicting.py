@@ -56,6 +56,11 @@ def predict_table(
     wanted = read_by(
         takes, encoding, text=options.get("text"), series=names_in(options.get("features") or ())
     )
+    if "image" in wanted:
+        raise ConfigError(
+            "These models take images, and a table has none. Predict them in Python: fedkeep.load_run(RUN).predict(CLIENT, "
+            "{'image': array})."
+        )
     column = user or str(config.data.options.get("user", "user"))
     by_row = client is None
     must = [column] if by_row and not shared else [user] if by_row and user else []

@@ -237,7 +237,10 @@ def folder_toml(folder: Path) -> tuple[str, list[str]] | None:
         f"folder = {json.dumps(folder.name, ensure_ascii=False)}          # looked up beside this file",
         f'levels = "{"/".join(levels)}"          # what the folders say, from above',
     ]
-    said = [f"{len(images):,} images; their folders say {' and then '.join(levels)}."]
+    guess = (
+        " (a guess; if it is the other way round, correct levels)" if {"client", "class"} <= {*levels} else ""
+    )
+    said = [f"{len(images):,} images; their folders say {' and then '.join(levels)}{guess}."]
     sides = {_side(path) for path in sorted(images)[:: max(1, len(images) // 500)]}
     if len(sides) > 1:
         side = min(64, *(min(one) for one in sides))
