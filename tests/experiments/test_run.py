@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedkeep import FederatedData, Phase, averaging, methods, sgd, simulate
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data import toy
 from fedkeep.methods import Global, Sent, terms
 from fedkeep.models import Linear
@@ -113,3 +113,9 @@ def test_a_clients_parameters_load_into_a_module_whose_weights_are_tied() -> Non
     batch = run.data.batch(run.data.rows(1, "test"))["x"].float()
     assert torch.equal(module(batch), run.model("user-1")(x=batch))
     assert module.head.weight is module.layers[1].weight
+
+
+def test_where_nobody_is_judged_it_says_whom_to_name() -> None:
+    run = simulate(Linear(4, 3), methods.fedavg(), toy(users=3), rounds=1, progress=False)
+    with pytest.raises(DataError, match=r"none of the 0 clients .* name others, e\.g\. clients="):
+        run.evaluate("test", clients=[])

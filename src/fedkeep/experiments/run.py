@@ -214,11 +214,16 @@ class Run:
         _check_metrics(metrics)
         chosen = self.members(clients)
         if not self.data.counts(split)[chosen.positions].any():
+            advice = (
+                "Hold some out, e.g. data.split_per_user((0.8, 0.1, 0.1)), or name another split."
+                if len(chosen)
+                else "Only clients that took part are judged by default: name others, e.g. clients=run.held_out."
+            )
             raise DataError(
-                "There is nothing to judge: none of the {count} clients has an example in the split {split!r}. "
-                "Hold some out, e.g. data.split_per_user((0.8, 0.1, 0.1)), or name another split.",
+                "There is nothing to judge: none of the {count} clients has an example in the split {split!r}. {advice}",
                 count=len(chosen),
                 split=split,
+                advice=advice,
             )
         model, device = self._at(stage, chosen)
         out: dict[str, float] = {}
