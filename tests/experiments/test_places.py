@@ -596,6 +596,21 @@ def test_asking_for_the_status_makes_no_folder(tmp_path: Path, monkeypatch: pyte
     assert not Path("comparisons").exists()
 
 
+@pytest.mark.parametrize("on", ["ray", "ray://nowhere.invalid:10001", "nowhere:made"])
+@pytest.mark.parametrize("verb", [("compare",), ("sweep", "--range", "method.batch_size={choices=[4,8]}")])
+def test_the_status_wants_no_cluster_that_knows_only_of_what_a_process_of_its_own_sent(
+    verb: tuple[str, ...], on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)  # not installed
+    Path("toy.toml").write_text(TOY)
+    words = (verb[0], "toy.toml", *verb[1:], "--on", on)
+    assert "0 done, 0 running, 0 failed" in succeeded(call(*words, "--status")).stdout
+    assert call(*words, "--yes").exit_code == 2
+    refused = call(verb[0], "toy.toml", *verb[1:], "--on", "nowhere", "--status")
+    assert "'nowhere'" in refused.stderr
+
+
 @pytest.mark.slow
 def test_a_comparison_by_slurm_is_the_one_here(tmp_path: Path, cluster: Cluster) -> None:
     here, there = toy(tmp_path / "here"), toy(tmp_path / "there")

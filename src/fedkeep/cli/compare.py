@@ -135,7 +135,7 @@ def compare(
     )
     several = len(plans) > 1
     if status:
-        with place_of(on, folder, jobs, slurm) as place:
+        with place_of(on, folder, jobs, slurm, look=True) as place:
             redrawn(_looks(partial(comparing.status, plans), place, jobs))
         return
     for plan in plans:
@@ -345,7 +345,7 @@ def sweep(
         folder=seen_from(on, found.data_folder(data)),
     )
     if status:
-        with place_of(on, made.out, jobs, slurm) as place:
+        with place_of(on, made.out, jobs, slurm, look=True) as place:
             redrawn(_looks(partial(sweeps.status, made), place, jobs))
         return
     for method, own in spaces.items():

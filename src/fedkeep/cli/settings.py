@@ -113,15 +113,26 @@ def ask_if_long(seconds: float, told: str, yes: bool) -> None:
 
 
 @contextmanager
-def place_of(on: str, folder: Path, jobs: int | None, slurm: str = "") -> Iterator[Place | None]:
+def place_of(
+    on: str, folder: Path, jobs: int | None, slurm: str = "", *, look: bool = False
+) -> Iterator[Place | None]:
     """Yield the place that ``--on`` names, and close it then; None: this machine.
+
+    Args:
+        on, slurm, jobs: as the options.
+        folder: where the jobs are.
+        look: send nothing; then it is None, too, where nobody but the process that sent jobs can ask for them.
 
     Raises:
         ConfigError: there is no such place, or it cannot be reached from here.
     """
-    from fedkeep.experiments.places import place
+    from fedkeep.experiments.places import executors, place
 
     if on == "local" and not slurm:
+        yield None
+        return
+    if look and on != "slurm" and not slurm:
+        executors(on)  # it is a place's name
         yield None
         return
     with closing(place(on, folder, most=jobs, options=slurm)) as made:
