@@ -145,7 +145,7 @@ def test_what_is_kept_of_a_run_is_enough(
     # Another seed is another run; so is another setting.
     with monkeypatch.context() as patch:
         ran: list[str] = []
-        patch.setattr(jobs, "run_long_jobs", lambda tasks, *_: ran.extend(t.name for t in tasks))
+        patch.setattr(jobs, "run_long_jobs", lambda tasks, *_, **__: ran.extend(t.name for t in tasks))
         reproduce("furl-table3", request(second, seeds=[0, 1]))
         assert len(ran) == 6
         assert all(name.endswith("-1") for name in ran)
@@ -281,7 +281,7 @@ def test_what_cannot_be_run_in_pieces(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sweep_multiplies_all_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "SCENES", (scene(),))
+    monkeypatch.setattr(sweep, "SWEPT", (scene(),))
     monkeypatch.setattr(sweep, "FACTORS", (0.5, 1e30))
     asked: list[jobs.JobSpec] = []
     whole = jobs.run_jobs
@@ -316,9 +316,9 @@ def test_a_sweep_multiplies_all_rates(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "- sticker-like (generated): Personalized FL, best recipe, rates × 0.5\n" in best
     assert "Global Server" not in best
     environment = json.loads((asked[0].folder / "run.json").read_text(encoding="utf-8"))["environment"]
-    commits = {r["method"]: r["commit"] for r in rows}
-    assert commits["Personalized FL, best recipe, rates × 0.5"] == (environment["commit"] or "")
-    assert commits["Global Server, rates × 0.5"] == ""
+    sources = {r["method"]: (r["commit"], r["numerics"]) for r in rows}
+    assert sources["Personalized FL, best recipe, rates × 0.5"] == (environment["commit"] or "", [NUMERICS])
+    assert sources["Global Server, rates × 0.5"] == ("", [])
     alike = jobs.Outcome("auc", 0.5, 0.5, 1.0, 2.0)
     monkeypatch.setattr(jobs, "outcome", lambda _: alike)
     text = reproduce("furl-sweep", request(tmp_path, seeds=[0, 1], only=only)).read_text(encoding="utf-8")
