@@ -145,7 +145,7 @@ def test_what_is_kept_of_a_run_is_enough(
     # Another seed is another run; so is another setting.
     with monkeypatch.context() as patch:
         ran: list[str] = []
-        patch.setattr(jobs, "run_long_jobs", lambda tasks, *_, **__: ran.extend(t.name for t in tasks))
+        patch.setattr(jobs, "run_long_jobs", lambda tasks, *_, on: ran.extend(t.name for t in tasks))
         reproduce("furl-table3", request(second, seeds=[0, 1]))
         assert len(ran) == 6
         assert all(name.endswith("-1") for name in ran)

@@ -17,7 +17,7 @@ def test_each_method_from_each_kind_of_vectors(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[CellJob] = []
-    monkeypatch.setattr(book, "run_long_jobs", lambda tasks, *_: asked.extend(tasks))
+    monkeypatch.setattr(book, "run_long_jobs", lambda tasks, *_, on: asked.extend(tasks))
     reproduce("kteps-vectors", request(data, tmp_path))
     found = {task.cell.name: (task.cell.resolved().model, set(task.source)) for task in asked}
     assert len(asked) == len(found) == 10
@@ -47,7 +47,7 @@ def test_glove_is_asked_for_where_its_files_are(
     (everywhere / "glove").mkdir()
     (everywhere / vectors.GLOVE_150).write_bytes(b"")
     asked: list[CellJob] = []
-    monkeypatch.setattr(book, "run_long_jobs", lambda tasks, *_: asked.extend(tasks))
+    monkeypatch.setattr(book, "run_long_jobs", lambda tasks, *_, on: asked.extend(tasks))
     reproduce("kteps-vectors", request(everywhere, tmp_path))
     found = {task.cell.name: task for task in asked if "150" in task.cell.name}
     assert sorted(found) == [
@@ -98,7 +98,7 @@ def test_how_far_kteps_is_ahead_is_paired_by_seed(
         "fdu-fedavg-no-vectors-full-1": (0.8, 0.8),
     }
 
-    def done(tasks: list[CellJob], *_: object) -> None:
+    def done(tasks: list[CellJob], *_: object, on: object) -> None:
         for task in tasks:
             if task.cell.name in ap_ag:
                 ap, ag = ap_ag[task.cell.name]
