@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedkeep import adapters, load_adapter, load_model
-from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.errors import ConfigError, DataError, RunError
 from fedkeep.core.records import read_records
 from fedkeep.core.run_files import read_info
 from fedkeep.experiments.build import run_config
@@ -45,6 +45,7 @@ from fedkeep.report.page import write_report
 from fedkeep.report.wording import number as in_words
 from tests.commands import call
 from tests.flower.loopback import Loopback, context
+from tests.refusals import raises
 from tests.tiny import same_bits
 
 SITES = ("north", "south", "west")
@@ -573,6 +574,18 @@ def test_the_owner_is_told_what_cannot_be_published(trained: Hospitals, tmp_path
     with pytest.raises(RunError, match="not in the signed project"):
         publish(trained.run, tmp_path / "x", project=tmp_path / "other", key=key)
     assert not (tmp_path / "x").exists()
+
+
+def test_whose_labels_are_no_classes_is_said_before_the_first_round(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, 'kind = "fedavg"')
+    for site, labels in (("north", "01"), ("south", ("0.5", "1.25")), ("west", "01")):
+        table = tmp_path / site / "mine.csv"
+        head, *lines = table.read_text().splitlines()
+        told = [f"{line.rpartition(',')[0]},{labels[n % 2]}" for n, line in enumerate(lines)]
+        table.write_text("\n".join([head, *told]))
+    with raises(DataError, place="Labels of node '8'", label="0.5"):  # south, see ``Hospitals.train``
+        hospitals.train()
+    assert not hospitals.run.exists()
 
 
 def test_who_shows_whose_key_a_client_belongs_to_and_its_rounds(trained: Hospitals) -> None:

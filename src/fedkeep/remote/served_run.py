@@ -17,10 +17,11 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
-from fedkeep.core.errors import ConfigError, RoundError, RunError, check_range
+from fedkeep.core.errors import ConfigError, DataError, RoundError, RunError, check_range
 from fedkeep.core.net import Net
 from fedkeep.core.records import Record, to_line
 from fedkeep.data.preparation import Encoding, Summary, agreeing
+from fedkeep.data.preparation.label_columns import LabelError, LabelSummary
 from fedkeep.engines import Leaves, Sequential, orders_of, run_round
 from fedkeep.engines.faults import Faults
 from fedkeep.experiments.conductor import Conductor, Members, secret_seed
@@ -348,9 +349,10 @@ class _Serving:
         """Return the encoding that follows from what devices tell of their data, or the older run's, extended by that.
 
         Raises:
-            DataError: none does.
+            DataError: none does. Where a label is no class, the nodes that told it are named if they told it openly.
             ConfigError: the older run's cannot be extended.
         """
+        summaries = dict[str, Summary]()
         if self.federation.secure is not None:
             told = pooled(self.nodes, patience=self.patience, poll=self.poll)
         else:
@@ -359,7 +361,15 @@ class _Serving:
                 n: Summary.from_json(json.dumps(h.summary)) for n, h in here if h.summary is not None
             }
             told, _ = agreeing(summaries)
-        return Encoding.of(told) if self.older is None else self.older.extended(told)
+        try:
+            return Encoding.of(told) if self.older is None else self.older.extended(told)
+        except LabelError as error:
+            columns = [(node, one) for node, its in summaries.items() for one in its.columns.values()]
+            who = {
+                node for node, one in columns if isinstance(one, LabelSummary) and error.label in one.words
+            }
+            place = f"Labels of node {some_of(who)}" if who else "Labels"
+            raise DataError("{place}: {why}", place=place, label=error.label, why=error.why) from None
 
     def _conducted(self) -> Conductor:
         """Return the run, checked before its folder is made."""
