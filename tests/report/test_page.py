@@ -313,3 +313,14 @@ def test_many_users_make_a_page_of_bearable_size(write_run: Write, tmp_path: Pat
     )
     page = write_report([folder], tmp_path / "out")
     assert page.stat().st_size < 3_000_000
+
+
+@pytest.mark.parametrize("metric", ["rmse", "accuracy"])
+def test_losses_in_two_units_are_told_of(write_run: Write, metric: str) -> None:
+    """Standardised amounts are learned in deviations, and judged in their own unit."""
+    folder = write_run()
+    splits = (("train", "loss"), ("valid", "loss"), ("valid", metric))
+    records = [Record(n, float(n), split, None, name, 0.5, 5) for n in (1, 2) for split, name in splits]
+    write_records(folder, "".join(map(to_line, records)))
+    page = to_html(build([read_run(folder)], "t"))
+    assert ("of a single amount is in its own unit" in page) == (metric == "rmse")

@@ -147,6 +147,9 @@ def runs_table(scenes: Sequence[Scene]) -> TextTable:
     return TextTable(columns, tuple(rows))
 
 
+AS_MINIMISED = "The loss on train is as it was minimised, of standardised amounts in deviations; on valid that of a single amount is in its own unit."
+
+
 def curves(groups: Sequence[Configuration], metrics: Sequence[str], scene: str = "") -> Iterator[Block]:
     """Yield the learning curves: each main metric on valid, then the loss on train and valid as panels.
 
@@ -166,7 +169,8 @@ def curves(groups: Sequence[Configuration], metrics: Sequence[str], scene: str =
             panels.append(_lines(series, "loss", split, word, ()))
     if panels:
         title = f"{panels[0].y_label}{tail}" if len(panels) == 1 else f"Loss{tail}"
-        yield _curves_figure(title, panels, _seeds(groups))
+        amounts = len(panels) > 1 and "rmse" in metrics
+        yield _curves_figure(title, panels, _seeds(groups), [AS_MINIMISED] * amounts)
 
 
 def _lines(
@@ -183,7 +187,7 @@ def _lines(
     )
 
 
-def _curves_figure(title: str, charts: Sequence[Lines], seeds: str) -> Figure:
+def _curves_figure(title: str, charts: Sequence[Lines], seeds: str, said: Sequence[str] = ()) -> Figure:
     rows, data = [], []
     for chart in charts:
         name = title if len(charts) == 1 else chart.y_label
@@ -195,7 +199,7 @@ def _curves_figure(title: str, charts: Sequence[Lines], seeds: str) -> Figure:
     everything = [s for chart in charts for s in chart.series]
     word, many = charts[0].hover_x, any(chart.many for chart in charts)
     table = TextTable(("curve", f"first {word}", "value", f"last {word}", "value there"), tuple(rows))
-    notes = []
+    notes = [*said]
     if any(s.low for s in everything):
         bands = "" if many else ", bands reach from the lowest to the highest seed"
         notes.append(f"Lines are means over {seeds}{bands}.")
