@@ -319,7 +319,7 @@ def test_workers_give_the_same_numbers(
     data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(book, "builtin_names", lambda: ["kteps/fedavg", "kteps/kteps"])
-    reproduce("kteps-table2", request(data, tmp_path, workers=2))
+    reproduce("kteps-table2", request(data, tmp_path, jobs=2))
     for path in (tmp_path / "kteps").iterdir():
         again, once = read_numbers(path), read_numbers(finished / "kteps" / path.name)
         assert (again.curves, again.shared, again.loss) == (once.curves, once.shared, once.loss)
