@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedkeep.core.run_files import read_info
 from fedkeep.methods import aggregate
 from fedkeep.remote import Packet, exchange
 from fedkeep.remote.client_ledger import RunClients
+from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.node import Node
 from fedkeep.remote.roll_back import kept_rounds, roll_back
@@ -153,6 +155,41 @@ def test_a_link_that_fails_after_the_last_round_is_noted_and_the_run_ends_when_i
     devices.close()
     info = read_info(tmp_path / "run")
     assert (info["status"], "error" in info) == ("finished", False)
+
+
+@pytest.mark.parametrize("heard", [0, 1, 2])
+def test_a_server_that_dies_as_it_tells_of_the_last_round_tells_again_and_nothing_counts_twice(
+    heard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    send, settle = devices.transport.send, Fleet.settle
+
+    def dying(fleet: Fleet, orders: Any) -> None:
+        def few(messages: Any) -> list[str]:
+            send(list(messages)[:heard])
+            raise Died
+
+        monkeypatch.setattr(devices.transport, "send", few)
+        settle(fleet, orders)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fleet, "settle", dying)
+        with pytest.raises(Died):
+            served(devices, tmp_path, evaluate_every=0)
+    monkeypatch.setattr(devices.transport, "send", send)
+    before = files(tmp_path / "run", but=("run.json", "lock", "events.jsonl"))
+    served(devices, tmp_path, evaluate_every=0)
+    assert files(tmp_path / "run", but=("run.json", "lock", "events.jsonl")) == before
+    lines = {(c, one.version, one.attempt) for c, one in ledger_of(tmp_path / "run").items()}
+    expected = reference(CASE, "float32")
+    assert same_bits(devices.kept(ledger_of(tmp_path / "run")), everyone(expected.private, 6))
+    devices.close()
+    last = set()
+    for path in tmp_path.glob("?/*.db"):
+        with closing(DeviceFile(path, "ann")) as file:
+            versions = {v.client: v for v in file.versions() if v.accepted}  # the last of each
+            last |= {(v.client, v.version, v.attempt) for v in versions.values()}
+    assert last == lines
 
 
 def test_a_finished_run_that_is_served_again_changes_nothing(tmp_path: Path) -> None:
