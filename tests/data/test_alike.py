@@ -11,9 +11,10 @@ import pytest
 from torch import nn
 
 from fedkeep import FederatedData, methods, simulate
+from fedkeep.core.errors import DataError
 from fedkeep.data import Ragged
 from fedkeep.data import alike as odd
-from fedkeep.data.alike import alike, label_warnings, oddities
+from fedkeep.data.alike import alike, check_codes, label_warnings, oddities
 from fedkeep.data.federated import take
 from fedkeep.data.readers import read_table
 
@@ -157,3 +158,12 @@ def test_rows_of_few_possible_values_are_equal_by_chance_and_nothing_is_said() -
 def test_inputs_of_many_bytes_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(odd, "MOST_BYTES", DRAWN.nbytes - 1)
     assert shared_with_train({"x": DRAWN}, 3) == []
+
+
+def test_what_was_added_to_labels_and_words_is_no_other_numbering() -> None:
+    was = {"label_names": ["a", "b"], "vocabulary": {"symbols": ["x"], "size": 9}}
+    check_codes(was, {"label_names": ("a", "b", "c"), "vocabulary": {"symbols": ["x", "y"], "size": 10}})
+    check_codes(was, {})
+    for changed in ({"label_names": ["b", "a"]}, {"vocabulary": {"symbols": ["y", "x"], "size": 9}}):
+        with pytest.raises(DataError, match=next(iter(changed))):
+            check_codes(was, changed)

@@ -65,11 +65,7 @@ def check_codes(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """
     for key in CODES:
         known, new = was.get(key), now.get(key)
-        if known is None or new is None:
-            continue
-        if isinstance(known, list | tuple) and isinstance(new, list | tuple):
-            known, new = list(known), list(new)[: len(known)]
-        if known != new:
+        if known is not None and new is not None and not _goes_on(known, new):
             raise DataError(
                 "In these rows a number stands for something else than where the run was trained: {key} is {new}, "
                 "there {known}. Encode them as there: raw_table(FILE, ...).encoded(Encoding.from_json("
@@ -79,6 +75,15 @@ def check_codes(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
                 new=shown(new),
                 known=shown(known),
             )
+
+
+def _goes_on(known: Any, new: Any) -> bool:
+    if isinstance(known, Mapping) and isinstance(new, Mapping):
+        counted = {"size"} if "symbols" in known else set()  # it grows with the symbols
+        return all(name in new and _goes_on(known[name], new[name]) for name in known.keys() - counted)
+    if isinstance(known, list | tuple) and isinstance(new, list | tuple):
+        return list(known) == list(new)[: len(known)]
+    return bool(known == new)
 
 
 def alike(names: Iterable[str]) -> list[list[int]]:
