@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import claims, how_far
+from benchmarks.own_clock import over
 from tests.documents import ROOT
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -198,9 +199,16 @@ def test_speed() -> None:
     assert f"{min(lstm):.0f} to {max(lstm):.0f} times" in readme
     assert f"for 10 to 160 clients; convolutions {images[0]:.0f} times" in readme
     check_line(PAGE, r"median of twelve is (\d\.\d)", results("own-models")["median"])
-    rows = [row["over_better_plain"] for row in results("own-clock")["rows"]]
+    clock = results("own-clock")["rows"]
+    rows = [row["over_better_plain"] for row in clock]
     slower = sum(highest < 1 for _, _, highest in rows)
     middle = statistics.median(median for _, median, _ in rows)
+    peers = [[float(over(row, who)) for row in clock if row["over_peers"]] for who in ("pfl", "flower")]
+    said = (
+        r"ten of them are (\S+) to (\S+) times as fast as in pfl, (\S+) to (\S+) times as fast as in Flower"
+    )
+    check_line(PAGE, said, *(edge(of) for of in peers for edge in (min, max)))
+    assert len(peers[0]) == len(peers[1]) == 10
     said = r"are (\S+) times as fast as the better of two plain loops on two cores \(median of (\d+)\), (\d+) are slower"
     check_line(PAGE, said, middle, len(rows), slower)
 
