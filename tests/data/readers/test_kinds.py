@@ -179,6 +179,38 @@ def test_devices_agree_on_categories_and_holes(tmp_path: Path) -> None:
     assert "kinds" in str(other.summary().difference(raws[0].summary()))
 
 
+EMPTY = ([None, None], ["NA", " "], [float("nan")], pyarrow.array(["", "?"]).dictionary_encode())
+
+
+@pytest.mark.parametrize("cells", EMPTY, ids=["nothing", "words", "nan", "dictionary"])
+def test_a_feature_whose_kind_is_known_may_be_empty_in_every_row(cells: Any) -> None:
+    """A row to predict may lack what training rows had; of what it is nobody could tell by looking."""
+    one = table(cells)
+    for kind in ("number", "truth", "date:%d.%m.%Y", "category"):
+        found = field_of(one, "a", kind, may_be_empty=True)
+        assert (found.declared, found.levels) == (kind, ())
+        assert np.isnan(found.values).tolist() == [True] * len(cells)
+    none = field_of(table(["none", "-"]), "a", "category", may_be_empty=True)
+    assert sorted(none.levels) == ["-", "none"]  # of categories these are two
+    for kind in (None, "number"):  # a label, for one, may not
+        with pytest.raises(DataError):
+            field_of(one, "a", kind)
+
+
+def test_a_device_whose_column_is_empty_has_the_others_mean(tmp_path: Path) -> None:
+    texts = ("u,1,x,a\nu,3,y,b\n", "v,,,a\nv,,,b\n")
+    raws = []
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.csv").write_text(f"user,n,c,label\n{text}")
+        kinds = {"n": "number", "c": "category"} if number else {}
+        raws.append(raw_table(tmp_path / f"{number}.csv", features=["n", "c"], kinds=kinds))
+    encoding = Encoding.of(merged(raw.summary(Rules(standardise=True)) for raw in raws))
+    assert encoding.meta["features"] == ["n", "n missing", "c=x", "c=y", "c missing"]
+    assert np.asarray(raws[1].encoded(encoding).columns["x"]).tolist() == [[0, 1, 0, 0, 1]] * 2
+    there = np.asarray(raws[0].encoded(encoding).columns["x"])
+    assert there.tolist() == [[-1, 0, 1, 0, 0], [1, 0, 0, 1, 0]]
+
+
 def test_opted_out_and_judged_rows_shape_no_categories(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("user,c,label,opted_in,split\nu,x,a,1,train\nu,secret,a,0,train\nu,y,b,1,test\n")

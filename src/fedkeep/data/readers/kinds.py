@@ -90,7 +90,9 @@ class ColumnFaults:
             )
 
 
-def field_of(table: RawTable, name: str, declared: str | None = None, advice: str = "") -> Field:
+def field_of(
+    table: RawTable, name: str, declared: str | None = None, advice: str = "", *, may_be_empty: bool = False
+) -> Field:
     """Return a column as numbers, of the kind declared or, where none is, of that which its cells show.
 
     Args:
@@ -98,6 +100,7 @@ def field_of(table: RawTable, name: str, declared: str | None = None, advice: st
         name: its own.
         declared: one of `KINDS`, of a date with its form; None: it is found.
         advice: what to do where a text is of another kind; empty: as for features.
+        may_be_empty: of a kind that is declared no row need have a value.
 
     Raises:
         DataError: it holds two kinds, too many different texts, nothing, or another kind than declared. A row is named.
@@ -110,9 +113,12 @@ def field_of(table: RawTable, name: str, declared: str | None = None, advice: st
     values = _arrow(table, name)
     looked = _Column(table, name, values, form, advice or (_DECLARED if kind else _FOUND.format(name)))
     if types.is_dictionary(values.type):
-        if (column := looked.by_different()) is not None:
+        column = looked.by_different()
+        if column is not None and not (kind and may_be_empty and column.empty(kind)):
             return column.expanded(column.of_kind(kind))
         looked = replace(looked, values=values.cast(values.type.value_type))
+    if kind and may_be_empty and looked.empty(kind):
+        return Field(kind, np.full(len(values), np.nan), rule=f"{kind}:{form}" if form else "")
     return looked.of_kind(kind)
 
 
@@ -180,6 +186,22 @@ class _Column:
             return int(chosen.sum())
         return int(self.times[chosen].sum())
 
+    @property
+    def nothing(self) -> str:
+        """What to do where no row has a value."""
+        return f' Leave the column out; or, if others have it filled, say what it holds: kinds = {{ {self.name!r} = "number" }}.'
+
+    def empty(self, kind: str) -> bool:
+        """Tell whether no row has a value of a kind."""
+        from pyarrow import compute, types
+
+        values = self.values
+        if types.is_string(values.type) or types.is_large_string(values.type):
+            words = MISSING if kind == "category" else MISSING_NUMBERS
+            known = _known(compute.utf8_trim_whitespace(values), words)
+            return not compute.any(known).as_py()
+        return bool(compute.all(compute.is_null(values, nan_is_null=True)).as_py())
+
     @cached_property
     def times(self) -> NDArray[np.int64]:
         """How many rows have each of the different values."""
@@ -221,7 +243,7 @@ class _Column:
             if kind in ("", "date"):
                 return Field("date", self.days(self.values))
         elif types.is_null(self.values.type):
-            raise self.wrong(0, "a value in some row at least", None, " Leave the column out.")
+            raise self.wrong(0, "a value in some row at least", None, self.nothing)
         elif types.is_string(self.values.type) or types.is_large_string(self.values.type):
             return self.plain_numbers(kind) or self.of_text(kind)
         raise self.wrong(
@@ -245,7 +267,7 @@ class _Column:
                 int(bad[0]), "a finite number", float(found.values[bad[0]]), " Correct it, or leave it empty."
             )
         if np.isnan(found.values).all():
-            raise self.wrong(0, "a number in some row at least", None, " Leave the column out.")
+            raise self.wrong(0, "a number in some row at least", None, self.nothing)
         if (
             found.kind == "truth"
             and (odd := np.flatnonzero(~np.isin(found.values, (0, 1)) & ~np.isnan(found.values))).size
@@ -282,7 +304,7 @@ class _Column:
         different, number = coded_of(text)
         levels = different.to_pylist()
         if not levels:
-            raise self.wrong(0, "a value in some row at least", None, " Leave the column out.")
+            raise self.wrong(0, "a value in some row at least", None, self.nothing)
         if most is not None and len(levels) > most:
             lists = f'; or, if each is a list of numbers, say kinds = {{ {self.name!r} = "{SERIES}" }}'
             raise self.wrong(
@@ -318,9 +340,7 @@ class _Column:
         text = compute.utf8_trim_whitespace(self.values)
         known = _known(text, MISSING_NUMBERS)
         if not compute.any(known).as_py():
-            raise self.wrong(
-                0, "a value in some row at least", self.values[0].as_py(), " Leave the column out."
-            )
+            raise self.wrong(0, "a value in some row at least", self.values[0].as_py(), self.nothing)
         if kind in ("", "number") and (numbers := _numbers(text, known, self.table.decimal)) is not None:
             return self.finite(Field("number", self.filled(numbers)))
         if kind in ("", "truth") and (truths := _truths(text, known)) is not None:

@@ -442,7 +442,7 @@ def features_of(
         (len(table.columns[names[0]]), len(names)), order="F"
     )  # whoever reads on, reads columns
     for place, name in enumerate(names):
-        one = own.within(lambda n=name: field_of(table, n, kinds.get(n)))  # type: ignore[misc]
+        one = own.within(lambda n=name: field_of(table, n, kinds.get(n), may_be_empty=True))  # type: ignore[misc]
         if one is None:
             continue
         values[:, place] = one.values
