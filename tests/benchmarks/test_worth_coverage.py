@@ -110,7 +110,7 @@ def test_the_page_says_what_was_measured() -> None:
     assert f"| 100 or more | {min(many)} to {max(many)} % |" in text
     assert f"With 5 users, {100 * (1 - rare[5]['these_known']):.0f} % of these data sets have no" in text
     ten, fifty = (f"{min(percent[n])} to {max(percent[n])} %" for n in (10, 50))
-    assert f"with 10 users the intervals hold the truth in {ten} only, with 50 users in {fifty}" in short
+    assert f"in {ten} with 10 users, in {fifty} with 50." in short
     inside = len(each) - len(wide)
     assert (
         f"They do in {inside} of {len(each)} cases; in the other {len(wide)} they hold it in {100 * min(each):.1f} to "
