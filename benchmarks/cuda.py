@@ -12,7 +12,6 @@ says so and measures nothing; ``--device cpu`` shows that everything runs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -23,7 +22,7 @@ import torch
 from benchmarks import speed
 from benchmarks.measure import RESULTS, write
 from benchmarks.more_cases import ALL, cohorts
-from benchmarks.own_clock import PLAIN, WARM_UP, quartiles, serve
+from benchmarks.own_clock import PLAIN, WARM_UP, parser_of, quartiles, serve
 from benchmarks.processes import ROOT, ContenderError, Process
 from fedkeep.experiments.environment import environment
 
@@ -98,16 +97,11 @@ def check(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Measure, write ``results/own-models-cuda.json``, and fail if the claim fails."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--only", nargs="+", choices=ALL)
+    parser = parser_of(__doc__)
     parser.add_argument("--no-workloads", action="store_true", help="leave out W1 to W4")
     parser.add_argument(
         "--device", default="cuda", help="cpu: to see that it runs; writes into runs/benchmarks"
     )
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve, options.device)

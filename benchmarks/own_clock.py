@@ -203,17 +203,21 @@ def check(rows: list[dict[str, Any]]) -> None:
     assert not wrong, "; ".join(wrong)
 
 
-def main() -> None:
-    """Measure, write ``results/own-clock.json``, and fail if the claim fails."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser_of(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of every benchmark of these models."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--only", nargs="+", choices=ALL)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> None:
+    """Measure, write ``results/own-clock.json``, and fail if the claim fails."""
+    parser = parser_of(__doc__)
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--peers", type=Path, default=ROOT / ".venv-peers", help="where environments are")
     parser.add_argument("--install-peers", action="store_true", help="make the environments that are missing")
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve)
