@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import functools
+import math
 import re
 import string
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedkeep.core.errors import (
     DataError,
     Spot,
     check_choice,
+    check_range,
     check_whole,
     first_line,
     near_path,
@@ -97,6 +99,18 @@ def test_checks_of_choices_and_whole_numbers_name_what_was_got() -> None:
         check_choice("Wanted", "tain", ("a", "b", "train"), DataError)
     with raises(ConfigError, name="k", got=2.5):
         check_whole({"n": 1, "k": 2.5})
+
+
+def test_a_number_out_of_an_interval_is_told_what_it_lacks() -> None:
+    for interval, got, wanted in (
+        ("[0, 1)", 1.0, "in [0, 1)"),
+        ("[0, inf)", -1.0, "at least 0"),
+        ("(0, inf)", 0.0, "positive"),
+        ("[0, inf)", math.inf, "finite"),
+    ):
+        with raises(ConfigError, name="share", got=got, wanted=wanted):
+            check_range(interval, share=got)
+    check_range("[0, inf]", share=math.inf)
 
 
 def test_the_first_line_of_an_error_or_its_kind() -> None:

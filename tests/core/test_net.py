@@ -314,6 +314,8 @@ def test_the_logits_of_an_output() -> None:
     assert logits_of(Told(one, other)) is other
     assert logits_of(Untold(one, other)) is one
     assert logits_of((one, other)) is one
+    assert logits_of((torch.tensor(0.5), one)) is one  # a loss stands first
+    assert logits_of((one, torch.tensor(0.5))) is one
     assert logits_of(SimpleNamespace(logits=one)) is one
     assert logits_of(one) is one
     assert logits_of(()) == ()

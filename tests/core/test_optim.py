@@ -211,6 +211,11 @@ def test_the_gradients_given_are_not_changed() -> None:
     assert all(torch.equal(grads[n], before[n]) for n in SHAPES)
 
 
+def test_how_many_numbers_are_kept_for_each_parameter() -> None:
+    kept = [ours.moments for ours in (sgd(0.1), sgd(0.1, momentum=0.9), adagrad(0.1), adam(0.1))]
+    assert kept == [0, 1, 1, 2]
+
+
 def test_schedules() -> None:
     assert [sgd(schedule="constant").scale(p) for p in (0.0, 0.5, 0.9)] == [1.0, 1.0, 1.0]
     assert [sgd(schedule="linear").scale(p) for p in (0.0, 0.25, 0.75)] == [1.0, 0.75, 0.25]

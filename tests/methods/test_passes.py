@@ -42,6 +42,10 @@ def test_steps_that_are_asked_for_with_passes_stay() -> None:
     assert STEPS.but(batch_size=4).steps == 1
 
 
+def test_a_list_of_a_first_value_is_the_pair() -> None:
+    assert Init(value=["normal", 0.3]) == Init(value=("normal", 0.3))  # type: ignore[arg-type]
+
+
 def test_settings_that_are_none_are_refused_when_they_are_made() -> None:
     with pytest.raises(MethodError, match=r"^trains must be patterns of.*'head\.\*'.*3"):
         Phase(trains=3)  # type: ignore[arg-type]

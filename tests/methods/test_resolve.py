@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from fedkeep.core.heads import FOUND, Head
 from fedkeep.core.net import Net
 from fedkeep.experiments.run_settings import RunSettings
 from fedkeep.experiments.simulate import Simulation
+from fedkeep.methods import resolve
 from fedkeep.methods.features import pooled
 from fedkeep.privacy import Projection
 from tests.tiny import classes
@@ -258,6 +260,16 @@ def test_layers_are_named_by_their_type_in_splits_rates_and_decays() -> None:
     }
     with pytest.raises(MethodError, match="'type:GRU'.*BatchNorm1d, LayerNorm, Linear"):
         methods.fedper("type:GRU").resolved(TwoNorms())
+
+
+def test_what_a_function_is_given_is_renamed_too() -> None:
+    given = partial(print, "classifier", sep="classifier")
+    made = resolve.renamed(given, {"classifier": ("scorer",)})
+    assert (made.args, made.keywords) == (("scorer",), {"sep": "scorer"})
+    assert resolve.renamed(partial(print, "x", sep="classifier"), {"classifier": ("scorer",)}).keywords == {
+        "sep": "scorer"
+    }
+    assert resolve.renamed(given, {"head": ("scorer",)}) is given
 
 
 class Spoken(nn.Module):

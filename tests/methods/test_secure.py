@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedkeep import Method, Phase, Split, WeightedMean, averaging, declare, methods, sgd, simulate
-from fedkeep.core.errors import ConfigError, MethodError, SecureSumError
+from fedkeep.core.errors import ConfigError, MethodError, SecureSumError, UploadError
 from fedkeep.data import FederatedData
 from fedkeep.methods import Global, SecureMean, SecureSums, securely
 from fedkeep.methods.secure import Vectors
@@ -113,6 +113,8 @@ def test_fewer_than_the_threshold_are_no_sum() -> None:
         summed({c: uploads[c] for c in "abc"}, "abcdef").value()
     with pytest.raises(SecureSumError, match="1 clients, and the threshold is 2"):
         summed({"a": uploads["a"]}, "a").value()
+    with pytest.raises(UploadError):  # no weight is positive
+        summed({c: upload([0.1, 0.0], 0, 0.0, 0.0) for c in "ab"}, "ab").value()
     with pytest.raises(SecureSumError, match="partial sums of it can't be merged"):
         summed({}, "ab").merge(summed({}, "ab"))
 

@@ -140,7 +140,9 @@ def test_a_ledger_of_another_run_or_of_other_terms_is_refused(tmp_path: Path) ->
     "first",
     [
         {"release": {"rate": 2.0, "noise": 1.0}},
+        {"release": {"rate": 0.5, "noise": -1.0}},
         {"delta": "x"},
+        {"delta": -1e-3},
         {"carried": [[{"rate": 0.5, "noise": 1.0}, -1]]},
         {"more": 1},
         {"accountant": "x"},
@@ -191,6 +193,12 @@ def test_a_round_that_comes_again_is_charged_as_long_as_the_budget_lasts(tmp_pat
     with pytest.raises(BudgetError, match="5 rounds have come to"):
         ledger.check(1, planned=1)
     assert ledger.rounds == [0, 0, 0, 0, 1]
+
+
+def test_a_simulation_says_that_its_noise_protects_nobody() -> None:
+    simulated = BudgetLedger(replace(TERMS, repeatable=True)).assumptions()
+    assert any("protects nobody" in line for line in simulated)
+    assert not any("protects nobody" in line for line in BudgetLedger(TERMS).assumptions())
 
 
 def test_a_run_without_a_folder_keeps_count_too() -> None:

@@ -45,6 +45,14 @@ def test_by_hand() -> None:
     assert float(second.state["w"].abs().max()) == 0
 
 
+def test_equal_magnitudes_fill_what_larger_ones_leave() -> None:
+    start = {"w": torch.zeros(5)}
+    made = TopK(0.6).encode(
+        {"w": torch.tensor([1.0, 3.0, 1.0, -1.0, 2.0])}, start, SystemDraw(), TopK().client_state(start), {}
+    )
+    assert made.tensors["w/places"].tolist() == [0, 1, 4]
+
+
 def test_equal_magnitudes_travel_in_the_order_of_names_and_places() -> None:
     start = {"w": torch.zeros(3), "b": torch.zeros(2)}
     made = TopK(0.4).encode(

@@ -236,7 +236,7 @@ def test_keys_are_of_32_bytes_and_can_be_agreed_with() -> None:
 
 def test_thresholds_of_a_share() -> None:
     assert [threshold_for(n, 2 / 3) for n in (1, 2, 3, 10, 100)] == [2, 2, 2, 7, 67]
-    assert threshold_for(10, 0.51) == 6
+    assert threshold_for(10, 0.51) == threshold_for(10, 0.1) == 6
     assert threshold_for(11, 0.5) == 6
 
 
