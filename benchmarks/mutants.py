@@ -41,6 +41,8 @@ import pytest
 
 ROOMS = ("core", "engines", "methods", "remote", "store", "split", "privacy", "links", "client", "server")
 """Rooms of either commit; a room that a checkout lacks has no mutants."""
+BESIDE = {"remote": ["tests/flower"], "engines": ["tests/experiments/personalize"]}
+"""Tests of a room that stand in another's folder, as what they set up is that room's."""
 TABLE = ("tests/engines/test_conformance.py", "tests/methods/test_every_method.py", "tests/test_numerics.py")
 LIMIT, WAIT = 120, 1200
 """Seconds that the tests of one mutant may compute, and may take with waiting: a busy machine kills no mutant."""
@@ -136,7 +138,8 @@ def sample(checkout: Path, count: int, seed: int) -> list[tuple[str, int]]:
 
 def tests_of(checkout: Path, room: str) -> list[str]:
     """Return the files and folders of tests that a room's mutants run against."""
-    return [name for name in (f"tests/{room}", *TABLE) if (checkout / name).exists()]
+    names = (f"tests/{room}", *BESIDE.get(room, ()), *TABLE)
+    return [name for name in names if (checkout / name).exists()]
 
 
 def draw_map(checkout: Path) -> None:

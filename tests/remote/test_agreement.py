@@ -88,18 +88,6 @@ def test_other_private_values_for_the_same_run_are_refused(tmp_path: Path) -> No
     assert "was made for other private values" in said(other, node, other.encode())
 
 
-def test_the_code_of_fedkeep_is_told_apart_by_what_its_files_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "__init__.py").touch()
-    monkeypatch.setattr("fedkeep.__file__", str(tmp_path / "__init__.py"))
-    found = set()
-    for name, content in (("a.py", "x = 1"), ("a.py", "x = 2"), ("b.py", "x = 2")):
-        (tmp_path / name).write_text(content)
-        found.add(fingerprint.code.__wrapped__())
-    assert len(found) == 3
-
-
 def test_a_run_goes_on_under_another_fedkeep_and_in_other_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

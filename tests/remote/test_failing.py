@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkeep import FederatedData, Method, Phase, methods
-from fedkeep.core.errors import ConfigError, MethodError, RoundError, RunError
+from fedkeep.core.errors import ConfigError, MethodError, NonFiniteError, RoundError, RunError
 from fedkeep.methods import Finish, Finished, Kept
 from fedkeep.remote.policy import LONGEST_PAUSE, MOST_FAILURES, Retries, RoundPolicy
 from fedkeep.remote.served_run import serve_run
@@ -120,6 +120,25 @@ def test_a_function_that_always_fails_ends_the_run_in_words(
     assert any(line.startswith("Client 'user-0': ") for line in run.told) or any(
         "Client '0'" in line for line in run.told
     )
+
+
+class Breaks(Logits):
+    """A model whose loss is no number on mini-batches of three examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = super().forward(x)
+        return logits * torch.nan if self.training and len(x) == 3 else logits
+
+
+def test_where_a_clients_training_broke_down_its_device_says_alone(tmp_path: Path) -> None:
+    run = Run(tmp_path, methods.furl("user", local=Phase(batch_size=16, epochs=2)), model=Breaks)
+    with pytest.raises(NonFiniteError) as error:
+        run.serve()
+    (small,) = [str(c) for k, c in enumerate(DATA.ids) if len(DATA.rows(k, "train")) == 3]
+    assert repr(small) in str(error.value)
+    (told,) = {line for line in run.told if "loss" in line}
+    assert small in told
+    assert "loss" not in str(error.value)
 
 
 class Deaf(Logits):

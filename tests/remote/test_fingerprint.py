@@ -28,6 +28,18 @@ def test_the_code_is_the_version_and_a_digest_of_the_files() -> None:
     assert len(source) == 64
 
 
+def test_the_code_of_fedkeep_is_told_apart_by_what_its_files_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "__init__.py").touch()
+    monkeypatch.setattr("fedkeep.__file__", str(tmp_path / "__init__.py"))
+    found = set()
+    for name, content in (("a.py", "x = 1"), ("a.py", "x = 2"), ("b.py", "x = 2")):
+        (tmp_path / name).write_text(content)
+        found.add(fingerprint.code.__wrapped__())
+    assert len(found) == 3
+
+
 NET = """
 import torch
 
