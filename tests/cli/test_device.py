@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from fedkeep.cli.device import device
 from fedkeep.methods.client import by_share
@@ -84,81 +81,13 @@ class TestStatus:
         assert {p.name: p.read_bytes() for p in states.glob("*.db*")} == before
 
 
-class TestExport:
-    def test_the_version_accepted_last_is_written(self, fedkeep: Command, states: Path) -> None:
-        result = succeeded(
-            fedkeep("device", "export", "states", "--kept", "--client", "b", "--out", "b.safetensors")
-        )
-        values = load_file("b.safetensors")
-        assert (values["user"].tolist(), int(values["client/count"])) == after(2)
-        assert json.loads(Path("b.safetensors.json").read_text()) == {
-            "client": "b",
-            "run": RUN,
-            "owner": "ann",
-            "version": 2,
-            "round": 2,
-            "accepted": True,
-            "values": {"client/count": "int64 scalar", "user": "float32 2"},
-        }
-        for name in ("b.safetensors", "b.safetensors.json"):
-            assert stat.S_IMODE(Path(name).stat().st_mode) == 0o600
-        assert "2 values of client 'b' in the run abc123 (version 2, round 2)" in result.stdout
-
-    def test_only_a_whole_model_needs_flower(
-        self, fedkeep: Command, states: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        found = importlib.util.find_spec
-        monkeypatch.setattr(
-            importlib.util, "find_spec", lambda name, *a: None if name == "flwr" else found(name, *a)
-        )
-        succeeded(fedkeep("device", "export", "states", "--kept", "--client", "b", "--out", "b"))
-        Path("node.toml").touch()
-        assert "[flower]'" in fedkeep("device", "export", "node.toml", "--out", "models").stderr
-
-    def test_what_awaits_the_servers_word_is_told_so(self, fedkeep: Command) -> None:
-        made(Path("states"))
-        train_rounds(Path("states"), 1)
-        store = opened(Path("states"))
-        store.file.drop([v.number for v in store.file.versions() if v.accepted])
-        store.close()
-        result = fedkeep("device", "export", "states", "--kept", "--client", "a", "--out", "a")
-        assert "(round 1, not accepted by the server yet)" in result.stdout
-        assert json.loads(Path("a.json").read_text())["accepted"] is False
-
-    def test_what_cannot_be_exported(self, refused: Callable[..., str], states: Path) -> None:
-        Path("there").touch()
-        for given, said in (
-            (["--client", "z", "--out", "o"], "Error: states keeps nothing of client 'z'."),
-            (
-                ["--client", "a", "--out", "there"],
-                "Error: there is there already. Name another file, or remove it.",
-            ),
-            (
-                ["--client", "a", "--out", "o", "--run", "abc12"],
-                "Error: states keeps nothing of the run 'abc12'; it keeps abc123, other. Did you mean 'abc123'?",
-            ),
-        ):
-            assert refused("device", "export", "states", "--kept", *given) == said
-        assert Path("there").read_bytes() == b""
-
-    def test_what_a_client_adapted_to_is_written_where_it_is_asked_for(
-        self, fedkeep: Command, refused: Callable[..., str], states: Path
-    ) -> None:
-        export = ["device", "export", "states", "--kept", "--client", "b", "--out", "b", "--adapted"]
-        assert "has not adapted in the run abc123" in refused(*export)
+class TestForget:
+    def test_what_a_client_adapted_to_is_shown_and_goes_too(self, fedkeep: Command, states: Path) -> None:
         store = opened(states, accept=by_share)
-        kept = begun(store, "b", line_in(2))
+        begun(store, "b", line_in(2))
         store.stage_adapted(store.ids.index("b"), {"body": torch.ones(3)}, 25, 2)
         store.flush()
         store.close()
-        assert fedkeep(*export).exit_code == 0
-        assert load_file("b")["body"].tolist() == [1.0, 1.0, 1.0]
-        told = json.loads(Path("b.json").read_text())
-        assert (told["adapted"], told["version"], told["round"]) == (True, 2, 2)
-        assert (
-            fedkeep("device", "export", "states", "--kept", "--client", "b", "--out", "kept").exit_code == 0
-        )
-        assert load_file("kept")["user"].tolist() == kept["user"].tolist()
         rows = lines(fedkeep("device", "status", "states", "--run", RUN).stdout)
         assert [(row[0], row[-1]) for row in rows if len(row) == 7 and row[0] in "abc"] == [
             ("a", "no"),
@@ -168,26 +97,6 @@ class TestExport:
         assert fedkeep("device", "forget", "states", "--client", "b", "--yes").exit_code == 0
         assert torch.ones(3).numpy().tobytes() not in file_of(states, RUN).read_bytes()
 
-    def test_values_that_no_round_trains_are_not_written_as_if_it_did(
-        self, refused: Callable[..., str]
-    ) -> None:
-        made(Path("states"), agreed={"left_to_adapting": ["user"]})
-        train_rounds(Path("states"), 2)
-        said = refused("device", "export", "states", "--kept", "--client", "b", "--out", "b")
-        assert "No round of the run abc123 trains 'user'" in said
-        assert not Path("b").exists()
-
-    def test_of_several_runs_one_is_named(self, refused: Callable[..., str], states: Path) -> None:
-        store = opened(states, run=OTHER)
-        begun(store, "a")
-        stage(store, "a", {"user": torch.zeros(2), "client/count": torch.tensor(1)}, round=0, attempt=1)
-        store.flush()
-        store.close()
-        said = "Error: Client 'a' has states of the runs abc123, other. Name one with --run."
-        assert refused("device", "export", "states", "--kept", "--client", "a", "--out", "o") == said
-
-
-class TestForget:
     def test_a_client_is_nowhere_any_more_and_the_others_are_as_they_were(
         self, fedkeep: Command, states: Path
     ) -> None:
@@ -210,9 +119,6 @@ class TestForget:
         store.close()
         typed = ["--client", "e\u0301"]
         assert "round 5" in fedkeep("device", "status", "states", *typed).stdout
-        assert (
-            fedkeep("device", "export", "states", "--kept", *typed, "--out", "o.safetensors").exit_code == 0
-        )
         assert fedkeep("device", "forget", "states", *typed, "--yes").exit_code == 0
         assert fedkeep("device", "status", "states", *typed).exit_code == 2
 

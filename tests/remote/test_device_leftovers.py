@@ -184,8 +184,6 @@ class TestWithoutItsFile:
 
     def test_other_runs_are_served_and_a_clients_rest_goes(self, left: Path) -> None:
         train_rounds_of_other(left.parent)
-        out = left.parent.parent / "a.safetensors"
-        assert call("device", "export", left.parent, "--kept", "--client", "a", "--out", out).exit_code == 0
         result = call("device", "forget", left.parent, "--client", "a", "--yes")
         if left.name.endswith("-wal"):
             assert result.exit_code == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -27,12 +26,11 @@ from fedkeep.cli.models import (
 )
 from fedkeep.cli.output import EveryOption, OnceOption, complain, fresh, looks, metrics_table, say, show_table
 from fedkeep.cli.results import show_clients
-from fedkeep.cli.settings import YesOption, ask, in_the_way, needs_flower
+from fedkeep.cli.settings import YesOption, ask, needs_flower
 from fedkeep.core.errors import BusyError, ConfigError, StoreError, did_you_mean, raising
 from fedkeep.report.wording import size
 
 if TYPE_CHECKING:
-    from fedkeep.core.params import Params
     from fedkeep.remote.device_file import DeviceFile, LogLine
     from fedkeep.remote.node_config import OwnDevice
     from fedkeep.remote.published import Models
@@ -476,11 +474,10 @@ def _tell_missing(models: Models) -> None:
 
 
 @device.command(epilog="Example: fedkeep device export node.toml --published run.published --out models")
+@needs_flower
 def export(
-    place: PlaceArgument,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="A new folder; with --kept a new safetensors file.")
-    ],
+    config: NodeArgument,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder.")],
     published: PublishedOption = None,
     client: ClientsOption = None,
     run: RunOption = None,
@@ -491,45 +488,11 @@ def export(
     peft: Annotated[
         bool, typer.Option("--peft", help="Write each client's adapter too, in a folder that peft reads.")
     ] = False,
-    kept: Annotated[
-        bool,
-        typer.Option(
-            "--kept", help="Write what one client keeps, and nothing that the server has published."
-        ),
-    ] = False,
 ) -> None:
     """Write clients' whole models into a folder that fedkeep predict and fedkeep.load_model read, as fedkeep export does.
 
-    Values that nothing has trained are not written as if they were. With --kept it is what a client keeps, as its
-    server accepted it last, or with --adapted what it adapted to last; FILE.json says what it is.
+    Values that nothing has trained are not written as if they were.
     """
-    if not kept:
-        if not place.is_file():
-            raise ConfigError(
-                "A whole model wants the device's configuration, node.toml; got {place}. Or say --kept.",
-                place=place,
-            )
-        _export_models(place, out, published, client, run, adapted=adapted, onnx=onnx, peft=peft)
-    elif onnx or peft or published is not None or len(client or ()) != 1:
-        raise ConfigError(
-            "--kept writes what one client keeps: name it, --client ID, without --onnx, --peft and --published."
-        )
-    else:
-        _export_kept(place, out, (client or [""])[0], run, adapted)
-
-
-@needs_flower
-def _export_models(
-    config: Path,
-    out: Path,
-    published: Path | None,
-    client: list[str] | None,
-    run: str | None,
-    *,
-    adapted: bool,
-    onnx: bool,
-    peft: bool,
-) -> None:
     from fedkeep.flower.publishing import models_of
 
     models = models_of(config, published, run)
@@ -540,90 +503,6 @@ def _export_models(
         f"{models.run.round}. They hold private values: keep the folder safe."
     )
     say(f"Load one: fedkeep.load_model({str(out)!r}, {ids[0]!r})")
-
-
-def _export_kept(place: Path, out: Path, client: str, run: str | None, adapted: bool) -> None:
-    from safetensors.torch import save
-
-    from fedkeep.core.files import layout
-    from fedkeep.data.ids import as_id
-
-    folder, client = _folder(place), as_id(client)
-    there = []
-    for name in _whole(folder, _runs(folder, run)) if run is None else _runs(folder, run):
-        with _opened(folder, name) as file:
-            if file.versions(client) or client in file.adapted():
-                there.append(name)
-    if not there:
-        raise _nothing_of(client, folder, _near(folder, run, client))
-    if len(there) > 1:
-        raise ConfigError(
-            "Client {client!r} has states of the runs {there}. Name one with --run.",
-            client=client,
-            there=", ".join(there),
-        )
-    (name,) = there
-    with _opened(folder, name) as file:
-        found, values, state = (_adapted_to if adapted else _kept)(file, client)
-        about = {"client": client, "run": name, "owner": file.about.owner, **found, "values": layout(values)}
-    text = json.dumps(about, indent=1) + "\n"
-    _write_new(out, save({n: value.contiguous() for n, value in values.items()}))
-    _write_new(out.with_name(f"{out.name}.json"), text.encode())
-    say(
-        f"{out}: {len(values)} values of client {client!r} in the run {name} ({state}). They are private: keep the "
-        f"file safe."
-    )
-
-
-def _kept(file: DeviceFile, client: str) -> tuple[dict[str, Any], Params, str]:
-    """Return what a client keeps: what is said of it, the values, and of which round they are, for people.
-
-    Raises:
-        ConfigError: there are none, or no round has trained them: they would pass for a model of the client.
-    """
-    untrained = file.about.agreed.get("left_to_adapting", ())
-    if untrained or not file.about.columns:
-        what = f"{untrained[0]!r} of a client" if untrained else "anything of a client's own"
-        mend = (
-            "Export that: --adapted."
-            if client in file.adapted()
-            else "Let it adapt first: fedkeep device adapt."
-        )
-        raise ConfigError(
-            "No round of the run {run} trains {what}: it is {client!r}'s own only after it has adapted. {mend}",
-            run=file.run,
-            what=what,
-            client=client,
-            mend=mend,
-        )
-    versions = file.versions(client)
-    if not versions:
-        raise ConfigError(
-            "Client {client!r} has not trained in the run {run}. It has adapted: --adapted.",
-            client=client,
-            run=file.run,
-        )
-    version = ([v for v in versions if v.accepted] or versions)[-1]
-    about = {
-        "accepted": version.accepted,
-        "version": version.version,
-        "round": version.round + 1 if version.version else 0,
-    }
-    awaits = f"round {version.round + 1}, not accepted by the server yet"
-    return about, file.values(version), _of_round(version) if version.accepted else awaits
-
-
-def _adapted_to(file: DeviceFile, client: str) -> tuple[dict[str, Any], Params, str]:
-    """Return what a client adapted to, likewise."""
-    found = file.adapted().get(client)
-    if found is None:
-        raise ConfigError(
-            "Client {client!r} has not adapted in the run {run}. Let it: fedkeep device adapt.",
-            client=client,
-            run=file.run,
-        )
-    about = {"adapted": True, "version": found.version, "round": found.round}
-    return about, file.adapted_values(found), f"adapted after round {found.round}"
 
 
 @device.command(epilog="Example: fedkeep device backup node.toml --out /mnt/backup/visits")
@@ -766,10 +645,6 @@ def _clients(folder: Path, runs: Sequence[str]) -> set[str]:
     return found
 
 
-def _near(folder: Path, run: str | None, client: str) -> str:
-    return did_you_mean(client, _clients(folder, _runs(folder, run)))
-
-
 def _check_known(folder: Path, runs: Sequence[str], clients: set[str]) -> None:
     from fedkeep.remote.device_file import file_of, sum_of
 
@@ -777,23 +652,6 @@ def _check_known(folder: Path, runs: Sequence[str], clients: set[str]) -> None:
     summing = {c for c in clients for name in runs if sum_of(file_of(folder, name), c).exists()}
     for client in sorted(clients - known - summing):
         raise _nothing_of(client, folder, did_you_mean(client, known))
-
-
-def _write_new(path: Path, content: bytes) -> None:
-    """Write a file that was not there, for its owner alone."""
-    from fedkeep.core.files import NEW_FILE
-
-    try:
-        handle = os.open(path, NEW_FILE, 0o600)
-    except FileExistsError as error:
-        raise in_the_way(path) from error
-    try:
-        with open(handle, "wb") as file:
-            file.write(content)
-    except OSError:
-        with suppress(OSError):
-            path.unlink()
-        raise
 
 
 @device.command("run", epilog="Example: fedkeep device run node.toml")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkeep.cli.output import say
-from fedkeep.cli.settings import DataOption, SetOption, find_config, in_the_way
+from fedkeep.cli.settings import DataOption, SetOption, find_config
 from fedkeep.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def prepare(
 
     for path in (out, summary):
         if path is not None and path.exists():
-            raise in_the_way(path)
+            raise ConfigError("{path} is there already. Name another file, or remove it.", path=path)
     if out is not None and summary is not None and out.resolve() == summary.resolve():
         raise ConfigError(
             "--out and --summary both name {out}. Give the encoding and the summary a file each.",

@@ -259,11 +259,6 @@ def find_config(
     return FoundConfig(config, config.to_toml() if changes else text, safe_name(key))
 
 
-def in_the_way(path: Path) -> ConfigError:
-    """Return what to say of a file that is there, where a new one is to be written."""
-    return ConfigError("{path} is there already. Name another file, or remove it.", path=path)
-
-
 def safe_name(text: str) -> str:
     """Return a name that is good for a folder on any system: ``Global FL`` -> ``global-fl``."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[:80].strip("-") or "run"

@@ -4,7 +4,6 @@
     config.toml             the configuration file as given, if there was one
     encoding.json           how the data were turned into numbers, where they were
     seen.safetensors        hashes of the examples, and in which part each is, for a run that goes on from this one
-    partition.safetensors   which images each client has, where images were divided among them
     records.jsonl           what was measured; the same bytes for the same run
     timings.jsonl           how long it took
     ledger.jsonl            which version of each client's private state counts, a line for each round

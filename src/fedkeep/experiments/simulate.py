@@ -459,7 +459,6 @@ class Simulation:
             return MemoryStore(default, data.ids, self.given_store)
         self.conductor.identity["data"] = data.fingerprint()
         directory = self.conductor.open(out, resume, lambda: self._about() | self._place(out))
-        write_partition(out, data)
         self._write_data(out)
         return directory.store(default, data.ids)
 
@@ -619,7 +618,6 @@ def train_counts(data: FederatedData, method: Method) -> np.ndarray:
 FIRST = "initial.safetensors"
 """Of a saved run: what the method's module began with."""
 
-FILE = "partition.safetensors"
 MOST = 20_000
 """Numbers of clients times classes above which no plot shows them, where a partition dealt the examples."""
 MOST_OWN = 2_000
@@ -645,19 +643,6 @@ def partition_counts(data: FederatedData) -> dict[str, Any] | None:
         if inside is None
         else [c for c in range(len(data)) if not inside[data.split_rows("train", [c])].any()],
     }
-
-
-def write_partition(folder: Path, data: FederatedData) -> None:
-    """Write, where images were divided, which image of its set each row is and where clients' rows and splits lie.
-
-    The file holds ``image`` (rows,), ``offsets`` (clients + 1,) and ``bounds`` (clients, 4), int64; one that is there
-    stays.
-    """
-    path = folder / FILE
-    if "partition" not in data.meta or "_image" not in data.columns or path.exists():
-        return
-    arrays = {"image": data.columns["_image"], "offsets": data.offsets, "bounds": data.bounds}
-    write_tensors(path, {name: torch.from_numpy(np.array(array, np.int64)) for name, array in arrays.items()})
 
 
 ENGINES: dict[str, Callable[[], Engine]] = {
