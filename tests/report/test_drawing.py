@@ -228,6 +228,21 @@ def test_more_curves_than_colours_have_marks_and_no_bands() -> None:
         assert all((c.get_marker() not in ("None", "none", "")) == (count == 12) for c in curves)
 
 
+def test_what_was_published_has_the_marks_of_what_it_is_beside() -> None:
+    series = [
+        Curve(f"{i} {dashed}", (0.0, 1.0), (0.1, 0.5), str(i), dashed=dashed)
+        for i in range(6)
+        for dashed in (False, True)
+    ]
+    (axes,) = drawn(lines(*series, marks=True)).canvas.axes
+    marks: dict[object, set[object]] = {}
+    for line in axes.lines:
+        if len(line.get_xdata()) == 2:
+            marks.setdefault(line.get_color(), set()).add(line.get_marker())
+    assert [len(found) for found in marks.values()] == [1] * 6
+    assert "none" not in set.union(*marks.values())
+
+
 def test_spread_says_how_many_users() -> None:
     assert titles(drawn(EVERY[1])) == [
         "A\n50 % to 55 %\n2 users (50.0 %)",

@@ -437,7 +437,7 @@ def _curve(drawing: Drawing, axes: Axes, chart: Lines, s: Curve) -> None:
             axes.fill_between(s.x, s.low, s.high, color=colour, alpha=0.16, linewidth=0)
     mark, every = point_of(s.slot) if chart.marks and not s.dashed else "o" if n == 1 else "", None
     if chart.many and not mark:
-        mark = mark_of(s.slot)
+        mark = (point_of if chart.marks else mark_of)(s.slot)
         every = sorted({round(share * (n - 1)) for share in (0, 0.25, 0.5, 0.75, 1)})
     axes.plot(
         s.x,
